@@ -117,6 +117,7 @@ class SharedStates:
         self.names = frozenset(shared.home.value for shared in self.trained)
         self._trained_tables, self._trained_keys = [s.table for s in self.trained], [s.key for s in self.trained]
         self._given = [shared.given for shared in self.trained]
+        self._homes = [given.data_ptr() for given in self._given]
         self._storages = [given.untyped_storage()._cdata for given in self._given]
         self._unused = self._users()
         self._tables, self._keys = [s.table for s in self.shared], [s.key for s in self.shared]
@@ -196,8 +197,15 @@ class SharedStates:
     def held(self) -> set[int]:
         """Return the numbers of the trained parameters whose gradient's memory somebody holds.
 
-        It is a parameter's `.grad`, or was, and a variable or a view has it.
+        It is a parameter's `.grad`, or was, and a variable or a view has it. A gradient whose memory PyTorch replaced
+        (`p.grad.data = …`) stays with its holder, and there is another tensor over the plan's memory for the next step.
         """
+        if list(map(torch.Tensor.data_ptr, self._given)) != self._homes:
+            for number, (shared, address) in enumerate(zip(self.trained, self._homes, strict=True)):
+                if shared.given.data_ptr() != address:
+                    shared.given = shaped(torch.from_dlpack(self._module.shared(shared.place)), shared.view)
+                    self._given[number] = shared.given
+                    self._storages[number] = shared.given.untyped_storage()._cdata
         users = self._users()
         if users == self._unused:
             return set()

@@ -214,28 +214,8 @@ def test_the_model_is_current_and_has_memory_of_its_own_behind_the_trainer():
         trainer_of(other).close()
 
 
-def hooked(model: Model) -> Model:
-    model[0].register_forward_hook(lambda *_: None)
-    return model
-
-
-def hooked_backward(model: Model) -> Model:
-    model[0].register_full_backward_hook(lambda *_: None)
-    return model
-
-
-def hooked_parameter(model: Model) -> Model:
-    model[5].bias.register_hook(lambda gradient: 2 * gradient)
-    return model
-
-
-def hooked_after_accumulation(model: Model) -> Model:
-    model[5].bias.register_post_accumulate_grad_hook(lambda _: None)
-    return model
-
-
-def frozen(model: Model) -> Model:
-    return model.requires_grad_(False)
+def after(change: Any) -> Any:
+    return lambda model: (change(model), model)[1]
 
 
 class Counting(nn.Module):
@@ -262,40 +242,25 @@ class Branching(nn.Module):
         return self.inner(x if x.sum() > 0 else -x)
 
 
-def parted(model: Model) -> Model:
-    model[0] = model[0].to("meta")
-    return model
-
-
 @pytest.mark.parametrize(
     ("change", "other", "code", "words"),
     [
         (lambda m: m.eval(), {}, "MBC330", "the model is in eval mode"),
-        (hooked, {}, "MBC330", "has hooks, which mbc would not call"),
-        (hooked_backward, {}, "MBC330", "the module '0' has hooks, which mbc would not call"),
-        (hooked_parameter, {}, "MBC330", "the parameter '5.bias' has hooks, which mbc would not call"),
-        (hooked_after_accumulation, {}, "MBC330", "the parameter '5.bias' has hooks, which mbc would not call"),
-        (parted, {}, "MBC330", "the model is on cpu, meta"),
+        (after(lambda m: m[0].register_forward_hook(print)), {}, "MBC330", "has hooks, which mbc would"),
+        (after(lambda m: m[0].register_full_backward_hook(print)), {}, "MBC330", "the module '0' has hooks"),
+        (after(lambda m: m[5].bias.register_hook(print)), {}, "MBC330", "the parameter '5.bias' has hooks"),
+        (after(lambda m: m[5].bias.register_post_accumulate_grad_hook(print)), {}, "MBC330", "'5.bias' has hooks"),
+        (after(lambda m: m.__setitem__(0, m[0].to("meta"))), {}, "MBC330", "the model is on cpu, meta"),
         (lambda m: m.to("meta"), {}, "MBC330", "the model is on meta"),
         (lambda m: m.double(), {}, "MBC303", "its parameters are float64"),
-        (
-            tied,
-            {},
-            "MBC303",
-            "its parameters are tied to those of '1', which is a different layer or has other settings",
-        ),
-        (frozen, {}, "MBC332", "the optimizer has no parameter of the model that is trained"),
+        (tied, {}, "MBC303", "are tied to those of '1', which is a different layer or has other settings"),
+        (lambda m: m.requires_grad_(False), {}, "MBC332", "the optimizer has no parameter of the model that is"),
         (Branching, {}, "MBC330", "torch.export does not export the model: "),
         (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
         (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "this output is not the log_softmax of its classes"),
         (lambda m: m, {"loss": nn.CTCLoss}, "MBC331", "the loss CTCLoss, with these settings, is not one that mbc has"),
         (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
-        (
-            lambda m: m,
-            {"loss": nn.CrossEntropyLoss(torch.ones(4))},
-            "MBC331",
-            "the loss has weights of 4 classes, but the output has 3",
-        ),
+        (lambda m: m, {"loss": nn.CrossEntropyLoss(torch.ones(4))}, "MBC331", "weights of 4 classes, but the output"),
         (lambda m: m[:5].append(nn.Linear(4, 1)).append(nn.Flatten(0)), {}, "MBC331", "needs a number for each class"),
         (lambda m: m, {"loss": nn.MSELoss(reduction="none")}, "MBC331", "has reduction="),
     ],

@@ -151,6 +151,19 @@ def held(model: Any) -> Any:
     yield from first.values()
 
 
+def replaced(model: Any) -> Any:
+    """Gradients whose memory is replaced, or moved to shared memory, before others take their places."""
+    for number, (x, labels) in enumerate(batches(6)):
+        model.zero_grad(set_to_none=number != 2)
+        cross_entropy(model, x, labels).backward()
+        for parameter in list(model.parameters())[number % 2 :: 2] if number > 2 else ():
+            parameter.grad.data = parameter.grad.data.clamp(-0.01, 0.01)
+        if number in (0, 4):
+            model.share_memory()
+        cross_entropy(model, x / 2, labels).backward()
+        yield from (parameter.grad.clone() for parameter in model.parameters())
+
+
 def moved(model: Any) -> Any:
     """Parameters whose memory is replaced, or written in place."""
     optimizer = sgd(model)
@@ -198,7 +211,7 @@ def test_an_example_that_needs_a_gradient_gives_gradients_of_inputs():
     agree(numbers(with_input, model), numbers(with_input, twin))
 
 
-@pytest.mark.parametrize("loop", [plain, mixed, resumed, differentiated, hooked, held, moved, evaluated])
+@pytest.mark.parametrize("loop", [plain, mixed, resumed, differentiated, hooked, held, replaced, moved, evaluated])
 def test_a_loop_gives_torchs_numbers(loop):
     model, twin = normed().double(), normed().double()
     assert planned(model) is model
