@@ -200,9 +200,10 @@ class SharedStates:
         It is a parameter's `.grad`, or was, and a variable or a view has it. A gradient whose memory PyTorch replaced
         (`p.grad.data = …`) stays with its holder, and there is another tensor over the plan's memory for the next step.
         """
-        if list(map(torch.Tensor.data_ptr, self._given)) != self._homes:
+        addresses: list[int] = list(map(torch.Tensor.data_ptr, self._given))
+        if addresses != self._homes:
             for number, (shared, address) in enumerate(zip(self.trained, self._homes, strict=True)):
-                if shared.given.data_ptr() != address:
+                if shared.place is not None and shared.given.data_ptr() != address:
                     shared.given = shaped(torch.from_dlpack(self._module.shared(shared.place)), shared.view)
                     self._given[number] = shared.given
                     self._storages[number] = shared.given.untyped_storage()._cdata
