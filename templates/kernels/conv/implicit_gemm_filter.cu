@@ -137,28 +137,25 @@ __global__ void __launch_bounds__(FILTER_THREADS, 2)
   }
 }
 
-template <typename T, int FILTERS, int COLUMNS>
-void run_implicit_gemm_filter(const MbcCall& call, const ImplicitGemmFilterArguments& a) {
-  using Tile = FilterTile<FILTERS, COLUMNS>;
-  const FilterGemm f(a);
-  float *const dw = out<float>(call, 2), *const target = f.parts > 1 ? out<float>(call, 3) : dw;
-  MBC_LAUNCH_SHARED((implicit_gemm_filter<Tile, T>), static_cast<unsigned>(f.parts * f.tiles), FILTER_THREADS,
-                    MMA_STAGES * Tile::STAGE_BYTES, call.stream, in<T>(call, 0), in<T>(call, 1), target, f);
-  const int64_t elements = static_cast<int64_t>(f.filters) * f.columns;
-  if (f.parts > 1) add_parts(call.stream, target, dw, elements, f.parts, a.accumulate != 0);
-}
-
 }  // namespace mbc
 
+// Accesses: image, gradient of the result, gradient of the filters, and a workspace for several parts.
 extern "C" const char* mbc_implicit_gemm_backward_filter(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<ImplicitGemmFilterArguments>(call, [&](auto of) {
     using T = decltype(of);
     const auto& a = arguments<ImplicitGemmFilterArguments>(call);
-    const auto columns = [&](auto filters) {
-      constexpr int FILTERS = decltype(filters)::value;
-      a.tile_columns == 64 ? run_implicit_gemm_filter<T, FILTERS, 64>(call, a) : run_implicit_gemm_filter<T, FILTERS, 128>(call, a);
+    const FilterGemm f(a);
+    float *const dw = out<float>(call, 2), *const target = f.parts > 1 ? out<float>(call, 3) : dw;
+    const auto run = [&](auto tile) {
+      using Tile = decltype(tile);
+      MBC_LAUNCH_SHARED((implicit_gemm_filter<Tile, T>), static_cast<unsigned>(f.parts * f.tiles), FILTER_THREADS,
+                        MMA_STAGES * Tile::STAGE_BYTES, call.stream, in<T>(call, 0), in<T>(call, 1), target, f);
     };
-    a.tile_filters == 64 ? columns(std::integral_constant<int, 64>()) : columns(std::integral_constant<int, 128>());
+    if (a.tile_filters == 64)
+      a.tile_columns == 64 ? run(FilterTile<64, 64>()) : run(FilterTile<64, 128>());
+    else
+      a.tile_columns == 64 ? run(FilterTile<128, 64>()) : run(FilterTile<128, 128>());
+    if (f.parts > 1) add_parts(call.stream, target, dw, int64_t{f.filters} * f.columns, f.parts, a.accumulate != 0);
   });
 }

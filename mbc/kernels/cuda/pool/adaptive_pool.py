@@ -5,26 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.kernels.cuda.base import OwnKernel, Slice, in_space, layout_code, type_code
-from mbc.kernels.cuda.image import TensorArguments
+from mbc.kernels.cuda.pool.pooling import PooledArguments
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 
 FILE = "pool/adaptive_pool.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptivePoolArguments(TensorArguments):
-    """Integer arguments of a launch of adaptive pooling.
+class AdaptivePoolArguments(PooledArguments):
+    """Integer arguments of a launch of adaptive pooling."""
 
-    Attributes:
-        depth: Depth of the input; 1 for images.
-    """
-
-    depth: int
-    height: int
-    width: int
-    out_depth: int
-    out_height: int
-    out_width: int
     index: int
 
 

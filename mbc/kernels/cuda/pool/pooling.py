@@ -18,12 +18,11 @@ PADS = ("pad_front", "pad_back", "pad_top", "pad_bottom", "pad_left", "pad_right
 
 
 @dataclass(frozen=True, slots=True)
-class PoolArguments(TensorArguments):
-    """Integer arguments of a launch of pooling, forward or backward.
+class PooledArguments(TensorArguments):
+    """The first integer arguments of launches between the input and the output of a pool.
 
     Attributes:
-        any: Whether there are three spatial axes or dilated windows. Otherwise the depth is 1.
-        option: Max pooling: whether an index is written; average pooling: whether padding counts.
+        depth: Depth of the input; 1 for images.
     """
 
     depth: int
@@ -32,6 +31,17 @@ class PoolArguments(TensorArguments):
     out_depth: int
     out_height: int
     out_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolArguments(PooledArguments):
+    """Integer arguments of a launch of pooling, forward or backward.
+
+    Attributes:
+        any: Whether there are three spatial axes or dilated windows. Otherwise the depth is 1.
+        option: Max pooling: whether an index is written; average pooling: whether padding counts.
+    """
+
     kernel_depth: int
     kernel_height: int
     kernel_width: int
