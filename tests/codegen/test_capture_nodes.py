@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import pytest
+
 from mbc.codegen.view import view
 from mbc.compiler import compile_plan
 from mbc.ir.types import Precision
 from mbc.options import Options
+from mbc.plan.cut import ADD, parts_of
+from mbc.runtime.library import PROGRAMS as PROGRAMS_OF_PLANS
 from mbc.source import Source
 from tests.codegen.fakes import ARENA, HOST, PROGRAMS, Call, compile_against_fake, loaded, parse_log
 from tests.codegen.plans import providers, small_plan
@@ -50,12 +54,16 @@ def test_every_node_is_reported_with_its_launch(tmp_path: Path) -> None:
     assert several
 
 
-def test_of_a_cut_program_the_halves_are_captured_and_replayed(tmp_path: Path) -> None:
-    source = """network net(batch = 2) { input image[batch, 3] : float  input g[batch, 5] : float
-      y = image |> linear(5)  output y  loss (y, g) |> inner_product }
-    train { optimizer = none }"""
+@pytest.mark.parametrize("optimizer", ["none", "sgd accumulate = 2"])
+def test_of_a_cut_program_the_halves_are_captured_and_replayed(tmp_path: Path, optimizer: str) -> None:
+    source = f"""network net(batch = 2) {{ input image[batch, 3] : float  input g[batch, 5] : float
+      y = image |> linear(5)  output y  loss (y, g) |> inner_product }}
+    train {{ optimizer = {optimizer} }}"""
     plan = compile_plan(Source("net.mbc", source), Options(gpu="h200"))
     launches: list[tuple[int, int]] = []
+    counts = {0: len(plan.train.launches), 1: len(plan.infer.launches)}
+    if (part := parts_of(plan).get(ADD)) is not None:
+        counts[PROGRAMS_OF_PLANS[ADD]] = len(part.launches)
 
     @TOLD
     def tell(program: int, launch: int, node: int) -> None:
@@ -65,14 +73,14 @@ def test_of_a_cut_program_the_halves_are_captured_and_replayed(tmp_path: Path) -
         lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
         assert lib.mbc_warm(module) == 0, lib.mbc_last_error(module)
         calls = [entry for entry in parse_log(lib.fake_log().decode()) if isinstance(entry, Call)]
-        assert len(calls) == len(plan.train.launches) + len(plan.infer.launches)
+        assert len(calls) == sum(counts.values())
         assert lib.mbc_capture_told(module, tell) == 0, lib.mbc_last_error(module)
-        assert lib.fake_log().decode().count("begin capture") == 3
-        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
-        assert lib.mbc_run(module, 0) == 0, lib.mbc_last_error(module)
-        assert len(lib.fake_log().decode().splitlines()) == 2
-    of_programs = [range(len(plan.train.launches)), range(len(plan.infer.launches))]
-    assert set(launches) == {(program, launch) for program, of in enumerate(of_programs) for launch in of}
+        assert lib.fake_log().decode().count("begin capture") == 1 + len(counts)
+        for program in counts:
+            lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+            assert lib.mbc_run(module, program) == 0, lib.mbc_last_error(module)
+            assert len(lib.fake_log().decode().splitlines()) == (1 if program else 2)
+    assert set(launches) == {(program, launch) for program, count in counts.items() for launch in range(count)}
 
 
 def test_a_failure_tells_of_nothing(tmp_path: Path) -> None:
