@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from itertools import chain
 from operator import attrgetter, methodcaller
+from types import SimpleNamespace
 from typing import Any, cast
 
 from mbc.pytorch.compiled_model import PRECISIONS
@@ -22,8 +24,8 @@ _requires_grad: Callable[[Any], bool] = attrgetter("requires_grad")
 _hooks: Callable[[Any], tuple[Any, ...]] = attrgetter(*PARAMETER_HOOKS)
 _values: Callable[[Any], Any] = methodcaller("values")
 _PLAIN = (bool, int, float, str, type(None))
-# Attributes that are compared as modes and hooks, and the counters of batch norms.
-_COMPARED_ELSEWHERE = ("training", "_is_full_backward_hook", "num_batches_tracked")
+# Attributes of all modules, which are compared as layers, modes and hooks, and the counters of batch norms.
+_COMPARED_ELSEWHERE: frozenset[str] = frozenset([*torch.nn.Module().__dict__, "num_batches_tracked"])
 
 
 class _Entries:
@@ -147,8 +149,14 @@ def _settings(path: str, module: Any, whole_step: bool) -> Iterator[tuple[str, M
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
+    """Return whether a value is compared: a number or text, or a collection, data class or namespace of such values."""
+    if isinstance(value, (list, tuple, set)):
         return all(map(_is_plain, cast("Sequence[Any]", value)))
+    if isinstance(value, SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
+        return _is_plain(getattr(value, "__dict__", torch))
+    if isinstance(value, dict):
+        table = cast("dict[Any, Any]", value)
+        return all(map(_is_plain, (*table, *table.values())))
     return isinstance(value, _PLAIN)
 
 

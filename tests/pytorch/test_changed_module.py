@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +13,17 @@ from tests.pytorch.test_planned_module import X, agree, batches, cross_entropy, 
 
 
 class Scaled(Net):
-    """A network whose scales, a number and a buffer, are constants of its plan."""
+    """A network whose scales, numbers and a buffer, are constants of its plan."""
 
     def __init__(self) -> None:
         super().__init__(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
         self.register_buffer("gain", torch.tensor(2.0))
         self.temperatures = [1.0]
+        self.config, self.options = SimpleNamespace(scale=1.0), {"scales": (1.0, 0.5)}
 
     def forward(self, x: Any) -> Any:
-        return super().forward(x) * self.gain / self.temperatures[0]
+        scale = self.config.scale * self.options["scales"][0] / self.temperatures[0]
+        return super().forward(x) * self.gain * scale
 
 
 def swapped(model: Any) -> Any:
@@ -79,6 +82,8 @@ CHANGES = (
     lambda model: model.head.append(nn.Sigmoid()),
     lambda model: model.gain.add_(1),
     lambda model: model.temperatures.insert(0, 0.5),
+    lambda model: setattr(model.config, "scale", 0.5),
+    lambda model: model.options.update(scales=(2.0, 0.5)),
 )
 
 
