@@ -7,6 +7,7 @@ values of the forward pass from what these were computed from. The number of gro
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -103,8 +104,9 @@ class Flow:
         if not 2 <= len(positions) <= effort.FUSION_MEMBERS:
             return None
         stored = self.stored(cluster)
-        last = max(cluster.members)
-        if not self.in_time(cluster, stored) or any(min(positions) <= position <= last for position in self.updates):
+        following = bisect_left(self.updates, min(positions))
+        updates = self.updates[following : following + 1]
+        if not self.in_time(cluster, stored) or (updates and updates[0] <= max(cluster.members)):
             return None
         return self.joined(positions, stored)
 

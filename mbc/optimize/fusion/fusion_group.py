@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mbc.ir.graph import Operation
 from mbc.ops.fused import has_product, names_of
@@ -22,6 +22,7 @@ class Group:
             run those operations without reading the values.
         measured: Whether no estimate predicts the group's time, so that it must have been measured.
         spares_bytes: Bytes of values that another group need not store if this group is selected.
+        reads: Values that the launches read.
     """
 
     launches: tuple[Operation, ...]
@@ -31,11 +32,11 @@ class Group:
     late: bool = False
     measured: bool = False
     spares_bytes: int = 0
+    reads: frozenset[str] = field(init=False, repr=False, compare=False)
 
-    @property
-    def reads(self) -> frozenset[str]:
-        """Values that the launches read."""
-        return frozenset(name for launch in self.launches for name in launch.inputs)
+    def __post_init__(self) -> None:
+        """Collect the values that the launches read: groups are often compared with one another."""
+        object.__setattr__(self, "reads", frozenset(name for launch in self.launches for name in launch.inputs))
 
     def excludes(self, other: Group) -> bool:
         """Return whether both replace one operation, or one of them reads what the other does not store."""

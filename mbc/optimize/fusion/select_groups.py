@@ -272,25 +272,25 @@ def _fused(
             replaced |= group.replaces
             read |= reads
             unstored |= group.unstored
+    readers = {value: {""} for value in kept(table.graph, program)}  # "" reads what is needed after the end
+    for operation in program:
+        for value in operation.inputs:
+            readers.setdefault(value, set()).add(operation.name)
     for group in groups_:
-        if group.late:
+        # No other operation may read a value that the group does not store.
+        if group.late and all(readers.get(v, set()) - group.replaces <= replaced for v in group.unstored):
             taken = _with_late(table, program, taken, group, constraints)
+            replaced.update(*(other.replaces for other in taken[-1:]))
     return _rewritten(program, taken)
 
 
 def _with_late(
     table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, constraints: _Constraints
 ) -> list[Group]:
-    """Return `taken` with `group` in the place of the groups that it contains, if that is possible and faster.
-
-    No other operation may then read a value that the group does not store.
-    """
+    """Return `taken` with `group` in the place of the groups that it contains, if that is possible and faster."""
     others = [other for other in taken if not other.replaces <= group.replaces]
     inside = [other for other in taken if other.replaces <= group.replaces]
-    gone = group.replaces.union(*(other.replaces for other in others))
-    read = {value for operation in program if operation.name not in gone for value in operation.inputs}
-    read |= kept(table.graph, program)
-    if any(map(group.excludes, others)) or not read.isdisjoint(group.unstored):
+    if any(map(group.excludes, others)):
         return taken
     covered = frozenset(name for other in inside for name in other.replaces)
     alone = [operation for operation in program if operation.name in group.replaces - covered]

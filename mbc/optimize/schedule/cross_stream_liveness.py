@@ -6,6 +6,7 @@ These are launches of the concurrent stream and collectives.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -20,8 +21,11 @@ _BESIDE = (Stream.CONCURRENT, Stream.COLLECTIVE)
 
 def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
     """Return the program with the waits for data alone, as if no bytes were reused."""
+    touching = {(owner[access.buffer], launch.stream) for launch in program.launches for access in launch.accesses}
+    streams = Counter(root for root, _ in touching)
+    shared = {buffer for buffer, root in enumerate(owner) if streams[root] > 1}
     starts = [0, *accumulate(buffer.size_bytes for buffer in buffers)]
-    return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
+    return replace(program, waits=synchronise(program, buffers, [starts[root] for root in owner], shared))
 
 
 def serial_program(program: Program) -> Program:

@@ -5,18 +5,24 @@ A launch waits for the data that it reads, and before it overwrites bytes that a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mbc.hardware.streams import Space, Stream
 from mbc.plan.model import Access, Buffer, Launch, Mode, Program
 
 
-def synchronise(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the waits, (earlier launch, later launch) on different streams, ordered."""
+def synchronise(
+    program: Program, buffers: Sequence[Buffer], offsets: Sequence[int], shared: Container[int] | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Return the waits, (earlier launch, later launch) on different streams, ordered.
+
+    `shared`: the buffers whose bytes several streams touch; None: any.
+    """
     if len({launch.stream for launch in program.launches}) <= 1:
         return ()
-    return essential(program.launches, _needed(program, buffers, offsets))
+    shared = range(len(buffers)) if shared is None else shared
+    return essential(program.launches, _needed(program, buffers, offsets, shared))
 
 
 def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -26,28 +32,36 @@ def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> t
         latest = needed.setdefault(later, {})
         stream = launches[earlier].stream
         latest[stream] = max(latest.get(stream, -1), earlier)
+    awaited = {earlier for latest in needed.values() for earlier in latest.values()}
     essential_waits: list[tuple[int, int]] = []
-    last_on: dict[Stream, int] = {}
-    # finished_before[i][s]: the latest launch of stream s that is finished when launch i starts.
-    finished_before: list[dict[Stream, int]] = []
+    # finished[s][t]: the latest launch of stream t that is finished when the next launch of stream s starts.
+    finished: dict[Stream, dict[Stream, int]] = {}
+    finished_before: dict[int, dict[Stream, int]] = {}  # the same at the start of each launch that others wait for
     for i, launch in enumerate(launches):
-        finished = dict(finished_before[last_on[launch.stream]]) if launch.stream in last_on else {}
+        here = finished.setdefault(launch.stream, {})
         for stream, other in sorted(needed.get(i, {}).items(), key=lambda item: -item[1]):
-            if finished.get(stream, -1) < other:
+            if here.get(stream, -1) < other:
                 essential_waits.append((other, i))
                 for s, launch_index in (*finished_before[other].items(), (stream, other)):
-                    finished[s] = max(finished.get(s, -1), launch_index)
-        if launch.stream in last_on:
-            finished[launch.stream] = last_on[launch.stream]
-        finished_before.append(finished)
-        last_on[launch.stream] = i
+                    here[s] = max(here.get(s, -1), launch_index)
+        if i in awaited:
+            finished_before[i] = dict(here)
+        here[launch.stream] = i
     return tuple(sorted(essential_waits))
 
 
-def _needed(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of launches on different streams, the second of which reads or overwrites bytes of the first."""
+def _needed(
+    program: Program, buffers: Sequence[Buffer], offsets: Sequence[int], shared: Container[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield pairs of launches on different streams, the second of which reads or overwrites bytes of the first.
+
+    Only accesses to `shared` buffers count.
+    """
     streams = [launch.stream for launch in program.launches]
-    accesses = [[_bytes(access, buffers, offsets) for access in launch.accesses] for launch in program.launches]
+    accesses = [
+        [_bytes(access, buffers, offsets) for access in launch.accesses if access.buffer in shared]
+        for launch in program.launches
+    ]
     spaces = {space: _Segments() for space in Space}
     for ranges in accesses:
         for space, low, high, _ in ranges:
