@@ -28,6 +28,7 @@ from mbc.measuring import Measuring, can_measure
 from mbc.optimize.bounds.infeasible import recommending
 from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.effort import SLOW_PROBE
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.schedule.step_time import step_us
 from mbc.optimize.search.host_sharing_gain import beside_other_ranks
@@ -57,6 +58,9 @@ from mbc.stages import Stages
 from mbc.units import parse_size, show_enough
 
 RECOMMENDED_STEP = 1.02  # least ratio of the next recommended budget to one that is refused
+# A probe plans sharded optimizer states where its step takes longer than its lower bound times this number, or lacks at
+# most this number times the bytes that the states have less.
+SHARDS_GAIN, SHARDS_BYTES = 1.05, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +126,11 @@ def compile_plans(source: Source, options: Options, stages: Stages | None = None
 def try_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
     """Return the plan of `compile_plan`, for searches that plan often.
 
-    A refusal comes in half of the time, because the budget that it recommends is not planned again.
+    A refusal comes in half of the time, because the budget that it recommends is not planned again. For several GPUs
+    the plan is not compared with that of a GPU that copies alone, and sharded optimizer states are planned only where
+    they may matter (`_plan_sharded_or_not`).
     """
-    stages = stages or Stages(options.dump_stages)
+    stages, options = stages or Stages(options.dump_stages), replace(options, is_probe=True)
     return _plans(_read(source, options, stages), options, stages)[0]
 
 
@@ -298,18 +304,27 @@ def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
         return _plan(task, stages)
     try:
         plan = _plan(task, stages)
-    except BudgetError:
+    except BudgetError as refusal:
         graph = task.sharded()
-        if graph == task.graph:
+        lacking_bytes = refusal.needed_bytes - task.constraints.limits.budget_bytes
+        freed_bytes = _states_bytes(task.graph) - _states_bytes(graph)
+        if graph == task.graph or (task.options.is_probe and lacking_bytes > SHARDS_BYTES * freed_bytes):
             raise
         return _plan(replace(task, graph=graph), stages)
-    graph = task.sharded() if saves_memory(plan) else task.graph
+    step_us, options = plan.predictions.train_us, task.options
+    is_settled = step_us <= SHARDS_GAIN * plan.bounds.within_budget_us or step_us * SLOW_PROBE > options.slowest_us
+    may_gain = saves_memory(plan) and not (options.is_probe and is_settled)
+    graph = task.sharded() if may_gain else task.graph
     if graph == task.graph:
         return plan
     try:
         return min(plan, _plan(replace(task, graph=graph), stages), key=lambda one: one.predictions.train_us)
     except BudgetError:
         return plan
+
+
+def _states_bytes(graph: TrainingGraph) -> int:
+    return sum(graph.values[state.value].type.size_bytes for state in graph.states)
 
 
 def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = None) -> Plan:
@@ -385,7 +400,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
         table, plan = search_again()
 
     # The plan takes the copies of the other ranks into account if they can change it.
-    if host_gpus > 1 and "offload" not in limits.without and saves_memory(plan):
+    if host_gpus > 1 and not options.is_probe and "offload" not in limits.without and saves_memory(plan):
         alone = calibrated(device, table.profile).host_link
         plan = stages.run(
             "search as if alone",

@@ -77,5 +77,6 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
         host_bytes,
         lowered.peer_bytes,
         options.without,
+        options.slowest_us,
     )
     return Constraints((INTERPRETER,) if on_cpu else PROVIDERS, rules, limits)

@@ -5,6 +5,7 @@ Both plan repeatedly; every probe is a whole plan, or the reason why there is no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ NOTHING_FITS = "MBC194"  # the code of the error for a smallest batch without a 
 MOST_BATCH = 1 << 20
 LEAST_STEP = 1.125  # batches with a smaller ratio have nearly equal images/s, so that both are seldom worth a plan
 LOWEST_SHARE = 8  # the curve over batches goes down to the largest batch divided by this number
+SLOWEST = 2.0  # ratio of images/s: larger batches are for more of them; many rows with fewer accumulate gradients
 MOST_MISSES = 2  # after as many wrong predictions, a search halves its bracket
 GUESS_MARGIN = 8  # a try stays this part of a bracket away from its ends: a right prediction divides the bracket by 8
 
@@ -346,9 +348,13 @@ def own_batch(source: Source, options: Options) -> int:
     return lower(program, options.settings, options.network, options.overrides).network.batch
 
 
-def with_batch(options: Options, batch: int) -> Options:
-    """Return `options` with another batch."""
-    return replace(options, overrides=replace(options.overrides, batch=batch))
+def with_batch(options: Options, batch: int, fastest_per_s: float = 0.0) -> Options:
+    """Return `options` with another batch.
+
+    Steps are not searched for that make fewer images/s than `fastest_per_s` divided by SLOWEST.
+    """
+    slowest_us = SLOWEST * batch * 1e6 / fastest_per_s if fastest_per_s else math.inf
+    return replace(options, overrides=replace(options.overrides, batch=batch), slowest_us=slowest_us)
 
 
 def with_budget(options: Options, budget_bytes: int) -> Options:

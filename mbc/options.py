@@ -108,6 +108,8 @@ class Options:
     stale_profile: bool = False  # use its times as estimates if it is of another GPU or cuDNN
     # Layouts of the states, by their names, if they are decided before; states without a name here are channels first.
     state_layouts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    is_probe: bool = field(default=False, repr=False)  # one of many plans, made with less effort (`compiler.try_plan`)
+    slowest_us: float = field(default=math.inf, repr=False)  # a training step that takes longer is not searched for
     overrides: Overrides = Overrides()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -269,7 +270,8 @@ def test_the_batch_of_a_network():
 def test_settings_replace_each_other():
     asked = with_budget(with_batch(Options(settings=(("batch", "1"), ("wide", "7"))), 9), 10**9)
     assert asked.all_settings == (("wide", "7"), ("memory.device", "1000000000 B"), ("batch", "9"))
-    assert own_batch(Source("n.mbc", SOURCE), asked) == 9
+    assert own_batch(Source("n.mbc", SOURCE), asked) == 9 and math.isinf(asked.slowest_us)
+    assert with_batch(asked, 9, 4500.0).slowest_us == 4000.0  # half of 4500 images/s
 
 
 def test_values_mean_what_settings_of_the_same_text_mean():

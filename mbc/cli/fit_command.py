@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_fit(arguments: argparse.Namespace) -> int:
-    from mbc.fit import LEAST_STEP, Batches, budget_curve, largest_batch, own_batch, with_batch, with_budget
+    from mbc.fit import LEAST_STEP, Batches, budget_curve, figures, largest_batch, own_batch, with_batch, with_budget
     from mbc.report.fit import (
         batch_line,
         batches_document,
@@ -68,14 +68,19 @@ def _print_fit(arguments: argparse.Namespace) -> int:
         else:
             start = own_batch(source, asked)
 
+            exact = math.isfinite(arguments.search_for)
+            rates = [0.0]  # images/s of the batches so far
+
             def plan_batch(batch: int) -> Plan:
-                return _plan(source, with_batch(asked, batch), f"batch {batch}", at)
+                plan = _plan(source, with_batch(asked, batch, 0.0 if exact else max(rates)), f"batch {batch}", at)
+                rates.append(figures(plan).images_per_s)
+                return plan
 
             batches = Batches(
                 start,
                 math.lcm(arguments.multiple, asked.gpus),  # equal rows on all GPUs
                 asked.micro_batch * asked.gpus,
-                ratio=LEAST_STEP if math.isinf(arguments.search_for) else 1.0,
+                ratio=1.0 if exact else LEAST_STEP,
             )
             with interrupted_after(arguments.search_for):
                 fit = largest_batch(plan_batch, batches, lambda probe: at.line(batch_line(probe)))

@@ -198,6 +198,10 @@ IO_BOUND_REACH = 50
 
 # --- search: fitting a budget ---
 
+# Part of the longest time of a step that is searched for, as a divisor: no faster step is looked for where one takes
+# longer than this part (090).
+SLOW_PROBE = 1.6
+
 # Rounds of reducing workspaces in a step that keeps everything.
 KEEP_ALL_ROUNDS = 8
 # Ratio of a step's time to that of the fastest step without a limit, up to which no other techniques are tried.

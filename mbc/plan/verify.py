@@ -120,11 +120,7 @@ def verify_plan(
 
 
 def _check_accumulation(
-    plan: Plan,
-    program: Program,
-    states: tuple[str, ...],
-    measured_bytes: MeasuredBytes,
-    providers: Sequence[Provider],
+    plan: Plan, program: Program, states: tuple[str, ...], measured_bytes: MeasuredBytes, providers: Sequence[Provider]
 ) -> None:
     """Check the part of the training program that runs for a mini-batch before the last one of a step.
 

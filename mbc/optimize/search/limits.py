@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class Limits:
         host_bytes: Host memory that a plan may pin.
         peer_bytes: Memory of another GPU.
         without: Techniques that are not used, of mbc.options.TECHNIQUES.
+        slowest_us: Time of a training step in microseconds, above which no step is searched for.
     """
 
     budget_bytes: int = UNLIMITED_BYTES
@@ -33,6 +35,7 @@ class Limits:
     host_bytes: int = UNLIMITED_BYTES
     peer_bytes: int = 0
     without: frozenset[str] = frozenset()
+    slowest_us: float = math.inf
 
     def techniques(self, rules: Rules) -> AllowedTechniques:
         """Return the techniques that may be used where not all values fit."""

@@ -5,7 +5,6 @@ Where the result exceeds the budget, kernels are selected again within the bytes
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from mbc.errors import BudgetError
@@ -168,9 +167,10 @@ class Search:
         Args:
             available_bytes: Bytes of the arena that the step may use.
         """
-        best = self.solve(self.unmasked, available_bytes, math.inf)
+        best = self.solve(self.unmasked, available_bytes, self.limits.slowest_us)
         fits, least_us = best.fits(available_bytes), self.unmasked.unlimited.train_us
-        if self.masked is None or is_hopeless(best.placed.arena_bytes, available_bytes):
+        is_slow = fits and best.step_us * effort.SLOW_PROBE > self.limits.slowest_us
+        if self.masked is None or is_slow or is_hopeless(best.placed.arena_bytes, available_bytes):
             return best
         gain = effort.RELU_MASKS_GAIN
         if fits and best.step_us > gain * least_us and least_us < gain * self.masked.unlimited.train_us:
@@ -178,7 +178,7 @@ class Search:
         selector = masks_of_kept(self.unmasked, self.masked, best.draft)
         if selector is self.unmasked:  # the step keeps no output of such a ReLU
             return best
-        masked = self.solve(selector, available_bytes, best.step_us if fits else math.inf)
+        masked = self.solve(selector, available_bytes, best.step_us if fits else self.limits.slowest_us)
         return best_within(available_bytes, (best, masked))
 
     def solve(self, selector: Selector, available_bytes: int, known_us: float) -> Solution:
@@ -188,12 +188,9 @@ class Search:
         """
         table, groups = selector.table, selector.fastest_fused(self.limits.operation_bytes)
         graph = table.graph
-        fused = Problem(
-            selector, self.limits.of_workspaces(table, groups), available_bytes, groups, buckets=self.buckets
-        )
-        unfused = Problem(
-            selector, self.limits.of_workspaces(table, plain(graph)), available_bytes, buckets=self.buckets
-        )
+        workspaces, plain_workspaces = (self.limits.of_workspaces(table, p) for p in (groups, plain(graph)))
+        fused = Problem(selector, workspaces, available_bytes, groups, buckets=self.buckets)
+        unfused = Problem(selector, plain_workspaces, available_bytes, buckets=self.buckets)
         chosen = fused.choose(fused.workspace_limits)
         if (chosen.train, chosen.infer) == (graph.train, graph.infer):
             return fit(unfused, self.techniques, known_us)

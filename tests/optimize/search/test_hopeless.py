@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mbc.cli.subject import read_source
 from mbc.compiler import try_plan
 from mbc.errors import BudgetError
 from mbc.optimize import effort
 from mbc.optimize.search import search, variants
 from mbc.options import Options
-from mbc.source import Source
 from tests.optimize.shared import EXAMPLES
 
 SETTINGS = (("depth", "18"), ("batch", "128"), ("size", "64"), ("width", "16"), ("classes", "10"))
@@ -19,7 +20,7 @@ KEPT = frozenset({"offload", "recompute"})
 
 
 def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
+    source = read_source(str(EXAMPLES / "resnet.mbc"))
     free = try_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
     fits: list[object] = []
     fit = search.fit
@@ -41,7 +42,7 @@ def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest
 
 
 def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
+    source = read_source(str(EXAMPLES / "resnet.mbc"))
     free = try_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
     tried: list[int] = []
     techniques: set[object] = set()
@@ -75,3 +76,14 @@ def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch
     monkeypatch.setattr(effort, "NOT_FOUND_WORK_OF_OPERATION", 0)
     assert refused() < many
     assert try_plan(source, options(0.6)).predictions == plan.predictions, "what fits at once is not cut short"
+
+
+def test_steps_that_take_too_long_are_not_searched_for() -> None:
+    source = read_source(str(EXAMPLES / "resnet.mbc"))
+    free = try_plan(source, Options("h200", SETTINGS, without=frozenset({"offload"}))).predictions
+    budget = ("memory.device", f"{free.overhead_bytes + int(0.6 * free.arena_bytes)}B")
+    options = Options("h200", (*SETTINGS, budget), without=frozenset({"offload"}))
+    train_us = try_plan(source, options).predictions.train_us
+    assert free.train_us < train_us == try_plan(source, replace(options, slowest_us=2 * train_us)).predictions.train_us
+    with pytest.raises(BudgetError, match="MBC204"):
+        try_plan(source, replace(options, slowest_us=free.train_us))

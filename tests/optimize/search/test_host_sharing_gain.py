@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from mbc.compiler import compile_plans
+from mbc.compiler import compile_plans, try_plan
 from mbc.errors import BudgetError
 from mbc.hardware.host_sharing import shared_link
 from mbc.hardware.streams import Space
@@ -24,21 +23,23 @@ from mbc.report.devices import device_of, host_sharing_text
 from mbc.report.timeline import predicted_timeline
 from mbc.source import Source
 from tests.optimize.planned import H200
+from tests.optimize.shared import EXAMPLES
 
 GPUS = 8
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "vgg16.mbc"
+SOURCE = Source("vgg16.mbc", (EXAMPLES / "vgg16.mbc").read_text(encoding="utf-8"))
+
+
+SETTINGS = {
+    "size": "64", "width": "16", "classes": "10", "batch": str(512 * GPUS), "train.precision": "fp32",
+    "train.shard_optimizer": "false", "memory.device": "2060MB",
+}  # fmt: skip
+OPTIONS = Options(gpu="h100", gpus=GPUS, settings=tuple(SETTINGS.items()), without=frozenset({"recompute"}))
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     """Return the plan of a VGG on eight GPUs of one machine, which must offload a little and recomputes nothing."""
-    settings = {
-        "size": "64", "width": "16", "classes": "10", "batch": str(512 * GPUS), "train.precision": "fp32",
-        "train.shard_optimizer": "false", "memory.device": "2060MB",
-    }  # fmt: skip
-    source = Source(EXAMPLE.name, EXAMPLE.read_text(encoding="utf-8"))
-    options = Options(gpu="h100", gpus=GPUS, settings=tuple(settings.items()), without=frozenset({"recompute"}))
-    return compile_plans(source, options)[0]
+    return compile_plans(SOURCE, OPTIONS)[0]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,8 @@ def test_knowing_of_the_others_is_faster(plan: Plan) -> None:
     assert "8 GPUs copy with the host at a time: " in host_sharing_text(plan)
     assert "faster than the plan that ignores the others" in host_sharing_text(plan)
     assert load_plan(dump_plan(plan), "shared") == plan
+    probe = try_plan(SOURCE, OPTIONS)
+    assert probe.train == plan.train and not probe.predictions.oblivious_us
 
 
 def test_copies_take_the_time_of_the_shared_link(plan: Plan, table: CandidateTable) -> None:
@@ -115,9 +118,8 @@ def test_a_search_that_finds_nothing_or_has_nothing_to_find(plan: Plan, table: C
 
 
 def test_ranks_on_machines_of_their_own_share_nothing() -> None:
-    source = Source(EXAMPLE.name, EXAMPLE.read_text(encoding="utf-8"))
     settings = (("size", "32"), ("width", "8"), ("batch", "16"), ("classes", "10"), ("memory.device", "4GB"))
-    (result,) = compile_plans(source, Options(gpu="h100", gpus=2, gpus_per_node=1, settings=settings))
+    (result,) = compile_plans(SOURCE, Options(gpu="h100", gpus=2, gpus_per_node=1, settings=settings))
     assert result.predictions.host_gpus == 0 and host_sharing_text(result) == ""
     assert for_ranks(H200, None, 2, 1).host_link == shared_link(H200.host_link, (), 1) == H200.host_link
     assert result.predictions.bytes_of(Space.HOST) == 0
