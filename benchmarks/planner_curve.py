@@ -2,26 +2,33 @@
 
 Budgets are shares of the arena of the plan without a limit, beside what the GPU's context takes. Each row has the CPU
 seconds of one plan or refusal, the predicted step over the lower bound of all plans within the budget, and the arena.
-A row with `less_is_faster` breaks the rule that more memory is never slower. Two checkouts are compared by running
-the script of one with the other in PYTHONPATH.
+A row with `less_is_faster` breaks the rule that more memory is never slower: a plan that the results have for less
+memory is faster. Two checkouts are compared by running the script of one with the other in PYTHONPATH. `--drawn 40`
+plans so many drawn networks of 20 to 60 launches instead, each at 20 budgets, for some CPU seconds.
 
     python benchmarks/planner_curve.py [--only NAME ...] [--shares 0.8 0.45 ...] [--again]
+    python benchmarks/planner_curve.py --drawn 40 [--for 600]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from drawn_networks import drawn_network
+from imported_sources import written
 from modules import Job, example
-from record import attempt, results, show, start
+from record import Results, attempt, results, show, start
 
 from mbc.errors import BudgetError
 from mbc.plan.model import Plan
+from mbc.source import Source
 
 SHARES = (0.98, 0.93, 0.8, 0.6, 0.5, 0.45, 0.33, 0.3)
 LIMIT_S = 180  # CPU seconds after which a plan is given up
@@ -37,6 +44,9 @@ NETWORKS: dict[str, tuple[str, dict[str, str]]] = {
     "alexnet 256": ("alexnet", {"batch": "256"}),
     "nnunet 2": ("nnunet", {}),
     "nnunet_resenc 2": ("nnunet_resenc", {}),
+    "vgg16 64": ("vgg16", {"batch": "64"}),
+    "googlenet 64": ("googlenet", {"batch": "64"}),
+    "efficientnet_b0 64": ("torchvision/efficientnet_b0", {}),
 }
 
 
@@ -53,13 +63,26 @@ def planned(job: Job, budget_bytes: int | None) -> tuple[Plan | BudgetError, flo
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def curve(name: str, shares: list[float], gpu: str) -> list[dict[str, Any]]:
-    """Return the rows of one network, with all of its memory first."""
+def job_of(name: str) -> Job:
+    """Return the job of a network, in bf16; a network of torchvision is imported."""
     network, settings = NETWORKS[name]
-    job = replace(example(network, ("train.precision", "bf16"), *settings.items()), gpu=gpu)
+    if "/" not in network:
+        return example(network, ("train.precision", "bf16"), *settings.items())
+    path = written(network)
+    return Job(name, Source(path.name, path.read_text("utf-8")), (("train.precision", "bf16"),), path.stem)
+
+
+def curve(name: str, job: Job, shares: Sequence[float], table: Results) -> None:
+    """Plan a network with all of its memory, and at the shares that the table lacks, smallest first."""
+    names = {share: f"{name} at {100 * share:.4g}%" for share in sorted(shares)}
+    lacking = [share for share, row in names.items() if not table.done(row)]
+    if not lacking:
+        return
     free, cpu_s = planned(job, None)
     assert isinstance(free, Plan)
     predictions = free.predictions
+    whole = {"cpu_s": cpu_s, "step_ms": predictions.train_us / 1e3, "arena_bytes": predictions.arena_bytes}
+    table.put({"name": f"{name} at 100%", **whole})
 
     def within(share: float) -> dict[str, Any]:
         plan, cpu_s = planned(job, int(share * predictions.arena_bytes) + predictions.overhead_bytes)
@@ -71,13 +94,21 @@ def curve(name: str, shares: list[float], gpu: str) -> list[dict[str, Any]]:
         row |= {"step_ms": step_us / 1e3, "over_bound": step_us / plan.bounds.within_budget_us - 1}
         return {**row, "arena_share": plan.predictions.arena_bytes / predictions.arena_bytes}
 
-    rows = [attempt(lambda share=share: within(share), f"{name} at {share:.0%}") for share in sorted(shares)]
-    least_ms = math.inf
-    for row in rows:
-        row["less_is_faster"] = row.get("step_ms", 0.0) > least_ms
-        least_ms = min(least_ms, row.get("step_ms", math.inf))
-    whole = {"cpu_s": cpu_s, "step_ms": predictions.train_us / 1e3, "arena_bytes": predictions.arena_bytes}
-    return [{"name": f"{name} at 100%", **whole}, *reversed(rows)]
+    for share in lacking:
+        row = attempt(lambda share=share: within(share), names[share])
+        less = [table.rows[r].get("step_ms", math.inf) for s, r in names.items() if s < share and r in table.rows]
+        table.put({**row, "less_is_faster": row.get("step_ms", 0.0) > min(less, default=math.inf)})
+
+
+def drawn_jobs(count: int) -> Iterator[tuple[str, Job]]:
+    """Yield small drawn networks, each for its own GPU and in its own precision."""
+    for number in range(count):
+        drawn = drawn_network(random.Random(number))
+        settings = (("train.precision", drawn.precision),)
+        yield (
+            f"drawn {number}",
+            replace(Job(f"drawn{number}", Source("drawn.mbc", drawn.source), settings), gpu=drawn.gpu),
+        )
 
 
 def main() -> None:
@@ -85,15 +116,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[""], help="networks whose names contain one of these")
     parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES))
-    parser.add_argument("--gpu", default="h200", help="what to plan for (default h200)")
+    parser.add_argument("--drawn", type=int, help="plan so many drawn networks instead")
+    parser.add_argument("--for", dest="for_s", type=float, default=math.inf, help="CPU seconds after which none begins")
     parser.add_argument("--again", action="store_true", help="plan also what the results have")
     arguments = parser.parse_args()
     signal.signal(signal.SIGPROF, _give_up)
-    table = results("planner_curve", again=arguments.again, planned_for=arguments.gpu)
-    for name in NETWORKS:
-        if any(only in name for only in arguments.only) and not table.done(f"{name} at 100%"):
-            for row in curve(name, arguments.shares, arguments.gpu):
-                table.put(row)
+    file = "planner_curve" if arguments.drawn is None else "planner_curve_drawn"
+    table = results(file, again=arguments.again, planned_for="h200")
+    named = ((name, replace(job_of(name), gpu="h200")) for name in NETWORKS if any(o in name for o in arguments.only))
+    shares = [0.98 - 0.034 * k for k in range(20)] if arguments.drawn else arguments.shares
+    for name, job in named if arguments.drawn is None else drawn_jobs(arguments.drawn):
+        if time.process_time() < arguments.for_s:
+            curve(name, job, shares, table)
     show(
         list(table.rows.values()), ["name", "cpu_s", "step_ms", "over_bound", "arena_share", "refused", "needed_share"]
     )
