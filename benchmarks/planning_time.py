@@ -80,7 +80,6 @@ def plan_here(name: str) -> dict[str, Any]:
         "limit_s": limit_s,
         "passed": plan_s <= limit_s,
         "predicted_ms": plan.predictions.train_us / 1e3,
-        "measured_share": plan.predictions.measured_share,
         "launches": len(plan.train.launches),
     }
 
@@ -124,8 +123,8 @@ def main() -> None:
     for name, timed in work.items():
         if any(only in name for only in arguments.only) and not table.done(name):
             table.put(attempt(timed, name))
-    seconds = ("plan_s", "command_s", "limit_s")
-    show(list(table.rows.values()), ["name", *seconds, "launches", "measured_share", "predicted_ms", "passed"])
+    columns = ["name", "plan_s", "command_s", "limit_s", "launches", "predicted_ms", "passed"]
+    show(list(table.rows.values()), columns)
 
 
 if __name__ == "__main__":
