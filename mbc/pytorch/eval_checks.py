@@ -19,7 +19,6 @@ from mbc.pytorch.own_backward import untouched
 torch: Any = importlib.import_module("torch")
 pytree: Any = importlib.import_module("torch.utils._pytree")
 _ROWS = 2
-_SMALL = 1e-6  # a difference of an element that does not matter
 # Errors relative to the norm of an output; deep networks add up those of their layers.
 _LIMITS = {Precision.FP64: 1e-6, Precision.FP32: 1e-3, Precision.TF32: 0.03, Precision.FP16: 0.05, Precision.BF16: 0.15}
 
@@ -77,7 +76,7 @@ class EvalChecks:
                 wanted = other.double()
                 limit = max(self._limit, _LIMITS[Precision.TF32] * other.is_cuda)  # PyTorch's convolutions may use TF32
                 off, norm = (one.to(wanted) - wanted).norm(), wanted.norm()
-                if off > limit * norm + _SMALL * wanted.numel() ** 0.5:
+                if off > limit * norm + 1e-6 * wanted.numel() ** 0.5:  # 1e-6 of an element does not matter
                     return f"in eval mode it computes something else, of which an output is {float(off / norm):.1e} off"
         return ""
 
