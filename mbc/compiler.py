@@ -58,8 +58,9 @@ from mbc.stages import Stages
 from mbc.units import parse_size, show_enough
 
 RECOMMENDED_STEP = 1.02  # least ratio of the next recommended budget to one that is refused
-# A probe plans sharded optimizer states where its step takes longer than its lower bound times this number, or lacks at
-# most this number times the bytes that the states have less.
+# A probe plans sharded optimizer states in two cases. Its step with whole states fits, but takes longer than its lower
+# bound times SHARDS_GAIN. Or no step fits, and the bytes that are missing are at most those that sharding frees times
+# SHARDS_BYTES.
 SHARDS_GAIN, SHARDS_BYTES = 1.05, 2
 
 
@@ -126,8 +127,8 @@ def compile_plans(source: Source, options: Options, stages: Stages | None = None
 def try_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
     """Return the plan of `compile_plan`, for searches that plan often.
 
-    A refusal comes in half of the time, because the budget that it recommends is not planned again. For several GPUs
-    the plan is not compared with that of a GPU that copies alone, and sharded optimizer states are planned only where
+    A refusal takes half of the time, because the budget that it recommends is not planned again. For several GPUs, the
+    plan is not compared with the plan of a GPU that copies alone, and sharded optimizer states are planned only where
     they may matter (`_plan_sharded_or_not`).
     """
     stages, options = stages or Stages(options.dump_stages), replace(options, is_probe=True)
@@ -298,7 +299,8 @@ def _check_host_memory(plans: Sequence[Plan], first: _Task) -> None:
 def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
     """Return the plan with whole optimizer states, or with sharded states if only these fit or are faster.
 
-    Sharded states are planned only if the step uses other techniques to save memory.
+    Sharded states are planned only if the step uses other techniques to save memory. A probe plans them only where they
+    may matter, as SHARDS_GAIN and SHARDS_BYTES say, and not for a step that is far slower than that of another batch.
     """
     if task.sharded is None:
         return _plan(task, stages)

@@ -23,7 +23,9 @@ NOTHING_FITS = "MBC194"  # the code of the error for a smallest batch without a 
 MOST_BATCH = 1 << 20
 LEAST_STEP = 1.125  # batches with a smaller ratio have nearly equal images/s, so that both are seldom worth a plan
 LOWEST_SHARE = 8  # the curve over batches goes down to the largest batch divided by this number
-SLOWEST = 2.0  # ratio of images/s: larger batches are for more of them; many rows with fewer accumulate gradients
+# Largest ratio of the most images/s so far to those of a step that is still searched for. Below that, accumulating the
+# gradients of faster mini-batches trains on the same number of rows in less time.
+MOST_SLOWDOWN = 2.0
 MOST_MISSES = 2  # after as many wrong predictions, a search halves its bracket
 GUESS_MARGIN = 8  # a try stays this part of a bracket away from its ends: a right prediction divides the bracket by 8
 
@@ -348,12 +350,16 @@ def own_batch(source: Source, options: Options) -> int:
     return lower(program, options.settings, options.network, options.overrides).network.batch
 
 
-def with_batch(options: Options, batch: int, fastest_per_s: float = 0.0) -> Options:
+def with_batch(options: Options, batch: int, most_images_per_s: float = 0.0) -> Options:
     """Return `options` with another batch.
 
-    Steps are not searched for that make fewer images/s than `fastest_per_s` divided by SLOWEST.
+    Args:
+        options: The options.
+        batch: Rows of a mini-batch.
+        most_images_per_s: The most images/s of the batches so far. The search abandons steps that make fewer images/s
+            than this number divided by MOST_SLOWDOWN; 0 sets no limit.
     """
-    slowest_us = SLOWEST * batch * 1e6 / fastest_per_s if fastest_per_s else math.inf
+    slowest_us = MOST_SLOWDOWN * batch * 1e6 / most_images_per_s if most_images_per_s else math.inf
     return replace(options, overrides=replace(options.overrides, batch=batch), slowest_us=slowest_us)
 
 

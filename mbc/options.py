@@ -106,10 +106,11 @@ class Options:
     dump_stages: str | None = None
     profile: str | None = None  # path of a SQLite profile, which is used unchanged
     stale_profile: bool = False  # use its times as estimates if it is of another GPU or cuDNN
-    # Layouts of the states, by their names, if they are decided before; states without a name here are channels first.
+    # Layouts of states by name, where they are decided before planning; states that are not named are channels first.
+    # Empty: the planner chooses all layouts.
     state_layouts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     is_probe: bool = field(default=False, repr=False)  # one of many plans, made with less effort (`compiler.try_plan`)
-    slowest_us: float = field(default=math.inf, repr=False)  # a training step that takes longer is not searched for
+    slowest_us: float = field(default=math.inf, repr=False)  # the search abandons training steps that take longer
     overrides: Overrides = Overrides()
 
     @property

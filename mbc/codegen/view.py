@@ -151,7 +151,7 @@ def working_code(precision: Precision) -> int:
 
 def default_providers() -> Mapping[str, Provider]:
     """Return all providers of mbc by name."""
-    from mbc.kernels.providers import PROVIDERS  # here, so that a caller with providers of its own needs none of them
+    from mbc.kernels.providers import PROVIDERS  # here, because a caller with its own providers needs none of mbc's
 
     return {provider.name: provider for provider in PROVIDERS}
 

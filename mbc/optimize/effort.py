@@ -198,8 +198,8 @@ IO_BOUND_REACH = 50
 
 # --- search: fitting a budget ---
 
-# Part of the longest time of a step that is searched for, as a divisor: no faster step is looked for where one takes
-# longer than this part (090).
+# A step that fits is not improved further if it takes longer than the limit on a step's time (`Limits.slowest_us`)
+# divided by this number (090).
 SLOW_PROBE = 1.6
 
 # Rounds of reducing workspaces in a step that keeps everything.

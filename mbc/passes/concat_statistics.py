@@ -92,7 +92,7 @@ class _Sharing:
 
 
 def unused_name(name: str, taken: Collection[str]) -> str:
-    """Return a name that is not taken, with underscores behind it if necessary."""
+    """Return `name`, with as many underscores appended as it takes to differ from all taken names."""
     while name in taken:
         name += "_"
     return name

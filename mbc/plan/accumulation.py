@@ -70,7 +70,8 @@ def accumulating(plan: Plan, first: int = 0) -> Program | None:
 
     Args:
         plan: The plan.
-        first: The number of launches at the beginning that run for every mini-batch in any case.
+        first: The number of launches at the beginning of the program that every mini-batch runs, whether or not it
+            needs them.
     """
     if plan.graph.optimizer.accumulate == 1:
         return None

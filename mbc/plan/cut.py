@@ -86,7 +86,11 @@ def cut(plan: Plan) -> Cut | None:
 
 
 def parts_of(plan: Plan) -> dict[str, Program]:
-    """Return the parts of the training program that run alone, by name: halves, or that of an accumulating step."""
+    """Return the parts of the training program that run alone, by name.
+
+    A program that is cut has two halves, and ADD if its steps accumulate. Another program has ACCUMULATE if its steps
+    accumulate, and no part otherwise.
+    """
     halves = cut(plan)
     if halves is None:
         parts = {ACCUMULATE: accumulating(plan)}
@@ -95,8 +99,8 @@ def parts_of(plan: Plan) -> dict[str, Program]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def before_last(graph: TrainingGraph) -> tuple[str, ...]:
-    """Return the names of the parts that run for a mini-batch before the last one of its step."""
+def parts_before_last(graph: TrainingGraph) -> tuple[str, ...]:
+    """Return the names of the parts that run for each mini-batch but the last one of its step, in order."""
     return (FORWARD, ADD) if is_cut(graph) else (ACCUMULATE,)
 
 

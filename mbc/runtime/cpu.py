@@ -151,7 +151,8 @@ class Interpreter:
     def _run_watched(self, name: str, steps: tuple[Step, ...]) -> None:
         program = self._programs[name]
         shadow = Shadow(self._plan)
-        # Parts of a program may begin with other buffers of states, too: copies in another layout.
+        # Only whole programs tell which buffers are states: a part of a program may begin with copies of states in
+        # another layout, too.
         whole = (self._plan.train, self._plan.infer)
         states = [index for other in whole for index in persistent_buffers(self._plan, other)]
         shadow.begin(program.entry, states)

@@ -28,7 +28,7 @@ from mbc.ir.types import Precision
 from mbc.kernels.nccl import BY_COPIES
 from mbc.ops.shard import own_rows
 from mbc.plan.collectives import ctas_of
-from mbc.plan.cut import before_last
+from mbc.plan.cut import parts_before_last
 from mbc.plan.live import rounded
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
@@ -283,7 +283,7 @@ class Cuda:
         if number == 0:
             self._begin(self._slots[0])
         self._start(self._slots[0], control, number)
-        for part in before_last(self._plan.graph):
+        for part in parts_before_last(self._plan.graph):
             self._library.run(part, self._eager)
 
     def train(self, control: bytes) -> Figures:

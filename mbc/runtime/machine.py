@@ -15,7 +15,7 @@ from mbc.errors import MbcError
 from mbc.hardware.streams import Space
 from mbc.ops.base import NO_OTHER_RANKS
 from mbc.ops.shard import whole_from
-from mbc.plan.cut import before_last
+from mbc.plan.cut import parts_before_last
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
@@ -343,7 +343,7 @@ class Host:
     def accumulate(self, control: bytes, number: int) -> None:
         """Run a mini-batch of a step that is not its last mini-batch."""
         self._put(control)
-        for part in before_last(self._plan.graph):  # observers see its launches in `train`, of which it is a part
+        for part in parts_before_last(self._plan.graph):  # observers see its launches in `train`, of which it is a part
             self._interpreter.run(part)
 
     def train(self, control: bytes) -> Figures:

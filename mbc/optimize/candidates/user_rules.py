@@ -30,8 +30,8 @@ class Rules:
             lets mbc choose.
         ctas: Thread blocks of each such launch.
         sum_layouts: Layout of the operand of each sum over ranks, by the operation's name.
-        state_layouts: Layouts of the states, by their names, if they are decided before; states without a name here are
-            channels first then.
+        state_layouts: Layouts of states by name, where they are decided before planning; states that are not named are
+            then channels first. Empty: the planner chooses all layouts.
     """
 
     policy: Policy = Policy.UNDIVIDED

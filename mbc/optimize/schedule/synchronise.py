@@ -17,7 +17,11 @@ def synchronise(
 ) -> tuple[tuple[int, int], ...]:
     """Return the waits, (earlier launch, later launch) on different streams, ordered.
 
-    `shared`: the buffers whose bytes several streams touch; None: any.
+    Args:
+        program: The program; its own waits are not read.
+        buffers: The buffers of the plan.
+        offsets: The offset of each buffer in its space, in bytes.
+        shared: Numbers of the buffers whose bytes launches of several streams touch; None if any buffer may be one.
     """
     if len({launch.stream for launch in program.launches}) <= 1:
         return ()
@@ -36,7 +40,9 @@ def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> t
     essential_waits: list[tuple[int, int]] = []
     # finished[s][t]: the latest launch of stream t that is finished when the next launch of stream s starts.
     finished: dict[Stream, dict[Stream, int]] = {}
-    finished_before: dict[int, dict[Stream, int]] = {}  # the same at the start of each launch that others wait for
+    # finished_before[i][t]: the latest launch of stream t that is finished when launch i starts; only for launches
+    # that others wait for.
+    finished_before: dict[int, dict[Stream, int]] = {}
     for i, launch in enumerate(launches):
         here = finished.setdefault(launch.stream, {})
         for stream, other in sorted(needed.get(i, {}).items(), key=lambda item: -item[1]):

@@ -26,7 +26,7 @@ class Limits:
         host_bytes: Host memory that a plan may pin.
         peer_bytes: Memory of another GPU.
         without: Techniques that are not used, of mbc.options.TECHNIQUES.
-        slowest_us: Time of a training step in microseconds, above which no step is searched for.
+        slowest_us: Limit on the time of a training step in microseconds; the search abandons slower steps.
     """
 
     budget_bytes: int = UNLIMITED_BYTES
