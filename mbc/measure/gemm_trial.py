@@ -100,7 +100,7 @@ def in_double(request: Request) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Random elements of a tensor: those of the pool, one after another, which repeat in large tensors.
+    """Random elements of a tensor: the elements of the pool in order, repeated in tensors that are larger.
 
     Attributes:
         tensor: Shape and type; the elements are rounded to this type.
@@ -216,7 +216,7 @@ class Trials:
         finally:
             self._gpu.reset(mark)
         result = data.view(np.float64)
-        if not math.isfinite(float(np.dot(result, result))):  # one NaN or infinity makes the sum one
+        if not math.isfinite(float(np.dot(result, result))):  # not finite if an element is not
             raise MbcError("MBC077", "the float64 reference left elements unwritten")
         return result.reshape(output.shape)
 

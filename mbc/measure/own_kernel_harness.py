@@ -41,6 +41,7 @@ class PlainHarness(Harness):
         super().__init__(gpu, library, clock, request, 1)
         self._spec = device_spec(gpu)
         self._few = few(request)
+        # With few planes, a candidate of the whole request may not be offered, and could not be checked.
         if not candidate_keys(request, self._spec) <= candidate_keys(self._few, self._spec):
             self._few = few(request, planes=False)
         self._inputs = [values(self._few, i, t.elements).reshape(t.shape) for i, t in enumerate(self._few.inputs)]
@@ -134,7 +135,10 @@ class PlainHarness(Harness):
 
 
 def candidate_keys(request: Request, spec: DeviceSpec) -> set[tuple[object, ...]]:
-    """Return what identifies each candidate of a request but its workspace, which depends on sizes."""
+    """Return provider, name, settings and layouts of each candidate of a request.
+
+    The workspace is left out, because it depends on sizes.
+    """
     offered = (candidate for provider in PROVIDERS for candidate in provider.candidates(request, spec))
     return {(c.provider, c.name, c.settings, c.layouts) for c in offered}
 

@@ -34,8 +34,8 @@ from mbc.runtime.formats import STORED, stored_bytes
 FEW_ELEMENTS = 1 << 17  # approximate number of elements that are compared on the host
 FEW_STATES = 4099  # approximate number of elements of a state that are compared
 MOST_FEW_ROWS = 3
-MANY_ELEMENTS = 1 << 22  # of a row, beyond which only a part of its planes is compared, of about a quarter as many
-FEW_PLANES = 8  # the number of compared planes is a multiple of this
+MANY_ELEMENTS = 1 << 22  # of a larger row only some planes are compared, with about a quarter as many elements
+FEW_PLANES = 8  # the number of compared planes is a multiple of this number
 _ALL = Fraction(1)
 _REMEDY = "report it; until then the time of the operation is estimated instead of measured"
 
@@ -81,7 +81,8 @@ def few(request: Request, planes: bool = True) -> Request:
 
     Args:
         request: The operation.
-        planes: Also leave out planes of large rows, such as volumes, where the sizes of all operands allow it.
+        planes: Whether planes of large rows, such as volumes, are also left out, where the sizes of all operands
+            allow it.
     """
     kind, rows = asked_kind(request), _few_rows(request)
     kept = _few_planes(request.inputs[0]) if planes and not _updates(request) else _ALL
@@ -109,7 +110,7 @@ def _with(request: Request, kind: OpKind, inputs: tuple[TensorType, ...], attrib
 
 
 def _of_rows(request: Request, kind: OpKind, rows: int, kept: Fraction = _ALL) -> tuple[TensorType, ...]:
-    """Return the inputs with few rows, and of these only a part of the planes."""
+    """Return the inputs with `rows` rows each, and with the part `kept` of the planes of each row."""
     # Filters may number as many as the rows, but have no rows. Nor have the tables and biases of attention.
     weights = {*range(1, 2 * leading_products(request.attributes), 2), *kind.working_inputs}
     weights |= {*(kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ())}
@@ -120,7 +121,7 @@ def _of_rows(request: Request, kind: OpKind, rows: int, kept: Fraction = _ALL) -
 
 
 def _few_planes(tensor: TensorType) -> Fraction:
-    """Return the part of the planes along the first spatial axis that is compared."""
+    """Return which part of the planes along the first spatial axis is compared."""
     row = tensor.elements // tensor.shape[0]
     if len(tensor.shape) < 4 or row <= MANY_ELEMENTS:
         return _ALL
@@ -130,10 +131,10 @@ def _few_planes(tensor: TensorType) -> Fraction:
 
 
 def _thin(tensor: TensorType, kept: Fraction) -> TensorType:
-    """Return a tensor with a part of its planes; vectors and values of one plane stay.
+    """Return a tensor with the part `kept` of its planes. Vectors, and tensors of one plane, stay as they are.
 
     Raises:
-        ShapeError: The part is no whole number of planes.
+        ShapeError: The part is not a whole number of planes.
     """
     if len(tensor.shape) < 4 or tensor.shape[2] == 1:
         return tensor
@@ -144,7 +145,7 @@ def _thin(tensor: TensorType, kept: Fraction) -> TensorType:
 def _whole_planes(depth: int, kept: Fraction) -> int:
     planes = depth * kept
     if planes.denominator != 1:
-        raise ShapeError(f"{kept} of {depth} planes are no whole number")
+        raise ShapeError(f"{kept} of {depth} planes are not a whole number")
     return planes.numerator
 
 

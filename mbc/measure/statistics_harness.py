@@ -66,7 +66,13 @@ class _StatisticsChecker:
 def moments(
     period: NDArray[np.float64], rows: int, by_sample: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and variance of every channel, over `rows` rows that repeat with the period or of each of them."""
+    """Return mean and variance of every channel.
+
+    Args:
+        period: The rows of one period, [rows, channels, ...].
+        rows: The number of rows, which repeat with the period.
+        by_sample: Whether each row has a mean and a variance of its own; otherwise they are of all rows together.
+    """
     if by_sample:
         means, variances = zip(*(moments(row[None], 1) for row in period), strict=True)
         places = np.arange(rows) % len(period)
@@ -74,7 +80,7 @@ def moments(
     weights = np.bincount(np.arange(rows) % len(period), minlength=len(period)) / rows
     pixels = period.reshape(*period.shape[:2], -1)
     mean = weights @ pixels.mean(axis=2)
-    # A channel at a time, because temporary arrays of the size of a volume take seconds.
+    # One channel at a time, because allocating temporary arrays of the size of a volume takes seconds.
     squares = [[float(np.square(c - m).sum()) for c, m in zip(row, mean, strict=True)] for row in pixels]
     return mean, weights @ np.array(squares) / pixels.shape[2]
 

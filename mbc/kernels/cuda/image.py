@@ -1,4 +1,4 @@
-"""The structures that launches over a tensor of rows, channels and pixels begin with."""
+"""The structures with which the arguments of launches over a tensor of rows, channels and pixels begin."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 * `conv1x1_bn_backward`: batch normalization's backward pass over a recomputed pointwise convolution
 * `dual_conv1x1`: two pointwise GEMMs in one launch
 * `conv1x1_mma`: these three families by mma.sync, for GPUs without wgmma
-* `implicit_gemm`: convolutions with windows by mma.sync, with batch statistics in the epilogue; filter gradients
+* `implicit_gemm`: convolutions with windows by mma.sync, with batch statistics in the epilogue, and filter gradients
 * `mma_gemm`: tiles, blocks and estimated times of convolutions by mma.sync
 * `conv1x1_narrow`: pointwise convolutions to at most eight filters
 * `conv_transpose_nonoverlapping`: transposed convolutions whose stride is their filter size

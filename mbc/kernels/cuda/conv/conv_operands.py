@@ -64,11 +64,11 @@ class VolumeSizes(ConvolutionSizes):
     """The first fields of the arguments of a convolution along one to three axes.
 
     Attributes:
-        depth: Planes of the image; 1 along two axes, as the fields after it.
-        out_depth: Planes of the output.
-        kernel_depth: Planes of a window.
-        stride_depth: Planes between two windows.
-        pad_front: Planes of padding before the first.
+        depth: Planes of the image; 1 if the convolution has at most two axes.
+        out_depth: Planes of the output; 1 if the convolution has at most two axes.
+        kernel_depth: Planes of a window; 1 if the convolution has at most two axes.
+        stride_depth: Planes from one window to the next; 1 if the convolution has at most two axes.
+        pad_front: Planes of padding before the first plane; 0 if the convolution has at most two axes.
     """
 
     depth: int
@@ -81,7 +81,9 @@ class VolumeSizes(ConvolutionSizes):
 def volume_sizes(request: Request, backward: bool = False) -> dict[str, int]:
     """Return the fields of `VolumeSizes` for a request in any pass.
 
-    `backward`: they are those of the convolution that computes the data gradient.
+    Args:
+        request: The forward pass of a convolution, or one of its gradients.
+        backward: Whether the fields describe the convolution that computes the data gradient (for a stride of one).
     """
     conv, pads = ConvOperands.of(request), zip(_PADDED, in_space(attributes(request).before, 0), strict=True)
     rows, channels, filters = (*conv.image.shape[:2], conv.features.shape[1])
@@ -93,7 +95,7 @@ def volume_sizes(request: Request, backward: bool = False) -> dict[str, int]:
 
 
 def sizes(request: Request, backward: bool = False) -> dict[str, int]:
-    """Return the fields of `ConvolutionSizes` as `volume_sizes`, along the last two axes."""
+    """Return the fields of `ConvolutionSizes`: those of `volume_sizes` along the last two axes."""
     every = volume_sizes(request, backward)
     return {name: size for name, size in every.items() if "depth" not in name and name != "pad_front"}
 

@@ -1,8 +1,8 @@
 """Convolutions as implicit GEMMs by mma.sync, in bf16 and fp16, along one to three axes, for GPUs without wgmma.
 
-Forward and for data gradients, they take what the pointwise kernels of `conv1x1_mma` do not: windows of several pixels,
+Forward passes and data gradients take what the pointwise kernels of `conv1x1_mma` do not: windows of several pixels,
 strides, and many channels. A forward pass can compute the batch statistics of its result in the epilogue. Filter
-gradients are of any windows, single pixels included.
+gradients take windows of any size, also of a single pixel.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _filter_gemm(request: Request, accumulate: bool = False) -> ImplicitGemmFilt
     pixels, columns = conv.features.elements // filters, conv.weight.elements // filters
     edges = mma_gemm.tile_edge(filters), mma_gemm.tile_edge(columns)
     tiles = math.ceil(filters / edges[0]) * math.ceil(columns / edges[1])
-    # Bytes limit filters of single pixels: 8 for an element of a part, 2 for an element of a pixel.
+    # Bytes limit 1x1 filters. Writing and reading an element of a part takes 8 bytes; each channel and each filter of a
+    # pixel takes 2 bytes.
     merge_pixels = min(mma_gemm.MERGE_PIXELS, 4 * filters * columns / (filters + channels))
     return ImplicitGemmFilterArguments(
         **volume_sizes(request),

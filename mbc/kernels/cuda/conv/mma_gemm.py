@@ -14,7 +14,8 @@ PIXELS, CHANNELS, STAGES = 128, 32, 3  # pixels of a tile, K of a stage, stages
 FILTERS = 128, 64  # filters of a tile: the smaller tile where it leaves fewer filters empty
 ELEMENT_BYTES = 2
 
-# Blocks that are resident, two on each multiprocessor: GeForce RTX 3060, A10, RTX A6000, A100, GeForce RTX 4090, H200.
+# Blocks that are resident at once, two on each multiprocessor, on a GeForce RTX 3060, A10, RTX A6000, A100, GeForce RTX
+# 4090 and H200.
 RESIDENT_BLOCKS = 56, 144, 168, 216, 256, 264
 # K whose products take as long as to write and read an element of a part: 8 bytes, at 32 multiply-adds a byte.
 MERGE_PIXELS = 512
@@ -43,15 +44,19 @@ def blocks(pixels: int, filters: int) -> int:
 
 
 def tile_edge(extent: int) -> int:
-    """Return the filters or the columns of a filter gradient's tile: the smaller one where it saves an eighth."""
+    """Return the filters or columns of a filter gradient's tile.
+
+    The smaller tile is used where the larger one would compute more than an eighth of `extent` in vain.
+    """
     largest, smallest = FILTERS
     return smallest if 8 * (math.ceil(extent / largest) * largest - extent) > extent else largest
 
 
 def parts(tiles: int, pixels: int, merge_pixels: float) -> int:
-    """Return the number of parts of K = `pixels` (split-K): a constant for all GPUs, so that sums have one order.
+    """Return the number of parts of K = `pixels` (split-K): one number for all GPUs, so that sums have one order.
 
-    Blocks leave few multiprocessors idle on GPUs of different sizes, and few parts are merged.
+    The number minimises the time of whole rounds of blocks, on average over the GPUs of RESIDENT_BLOCKS, plus the time
+    to merge the parts.
 
     Args:
         tiles: Tiles of the result.
@@ -91,6 +96,13 @@ def arithmetic_us(request: Request, device: DeviceSpec, pixels: int, filters: in
 
 
 def tiles_us(request: Request, device: DeviceSpec, tiles: int, multiply_adds: int) -> float:
-    """Return the time of tiles of so many multiply-adds each, at the peak of mma.sync."""
+    """Return the time of a number of tiles, at the peak rate of mma.sync, in microseconds.
+
+    Args:
+        request: The operation, whose precision selects the rate.
+        device: The GPU, whose multiprocessors compute the tiles in rounds.
+        tiles: The number of tiles.
+        multiply_adds: Multiply-adds for each tile.
+    """
     computed = math.ceil(tiles / device.multiprocessors) * device.multiprocessors * multiply_adds
     return 2 * computed / (mma_sync_tflops(device, request.precision) * 1e6)

@@ -19,7 +19,7 @@ PADS = ("pad_front", "pad_back", "pad_top", "pad_bottom", "pad_left", "pad_right
 
 @dataclass(frozen=True, slots=True)
 class PooledArguments(TensorArguments):
-    """The first integer arguments of launches between the input and the output of a pool.
+    """The first integer arguments of launches that read the input of a pool and write its output, or the reverse.
 
     Attributes:
         depth: Depth of the input; 1 for images.
