@@ -36,6 +36,10 @@ GOALS: Mapping[str, tuple[str, Callable[[Row], str]]] = {
         "ResNet-152 at 598 in 16 GB beside a GPU that lends: at most 5 % slower",
         lambda row: f"{row['loss']:.1%} slower",
     ),
+    "planning_time": (
+        "seconds of one core to plan",
+        lambda row: f"{row.get('command_s', row.get('plan_s')):.0f} s, asked {row['limit_s']:.0f}",
+    ),
     "predictions_fp32": (
         "predicted step within 5 % of the measured one (below 1 ms: 10 %)",
         lambda row: f"{abs(row['predicted_over_measured'] - 1):.1%} off",
