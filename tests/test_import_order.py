@@ -16,9 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "mbc"
 
-# Lowest first: a file imports only from its own room and from rooms above it in this list, whether at its top, inside a
-# function or for type checking alone. A room is a package or a file; ARCHITECTURE.md describes each. The lines are what
-# every file may use; machine and meaning; text in, plan out; decisions; entry points.
+# Lowest first: a file imports only from its own room and from rooms before it in this list, whether at its top, inside
+# a function or for type checking alone. A room is a package or a file; ARCHITECTURE.md describes each. In the order of
+# the lines, the rooms are for what every file may use, for the machine and the meaning of operations, for the way from
+# a source to a plan and its results, for decisions, and for entry points.
 ROOMS = """
     version source units errors files resources options collection provenance progress stages ranks
     hardware ir ops passes kernels

@@ -21,7 +21,7 @@ def copy_model(model: Any, device: str | None = "cpu", dtype: Any = None) -> Any
 
     Args:
         model: A `torch.nn.Module`.
-        device: The device of the copy's tensors; None leaves the tensors to both models.
+        device: The device of the copy's tensors; None shares the tensors between model and copy.
         dtype: The type of its floating-point tensors; None keeps the types.
     """
 

@@ -1,8 +1,8 @@
 """Compares the inference pass of a plan with the model in eval mode.
 
-The plan is made from the model in training mode. Without dropout, and with running statistics, its network is most
-models in eval mode, but not those that read `self.training` for more: that return auxiliary outputs while they train,
-or join branches when they are evaluated.
+The plan is made from the model in training mode. For most models, its network without dropout and with running
+statistics computes what the model computes in eval mode. Exceptions are models whose `forward` reads `self.training`:
+they return auxiliary outputs while they train, or join branches when they are evaluated.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from mbc.pytorch.own_backward import untouched
 
 torch: Any = importlib.import_module("torch")
 pytree: Any = importlib.import_module("torch.utils._pytree")
-_ROWS = 2
-# Errors relative to the norm of an output; deep networks add up those of their layers.
+_ROWS = 2  # samples that are compared
+# Largest allowed errors, relative to the norm of an output; deep networks add up the errors of their layers.
 _LIMITS = {Precision.FP64: 1e-6, Precision.FP32: 1e-3, Precision.TF32: 0.03, Precision.FP16: 0.05, Precision.BF16: 0.15}
 
 
 class EvalChecks:
-    """Looks at some calls in eval mode; a difference holds for all later ones."""
+    """The comparisons of some calls in eval mode; a difference that was found holds for all later calls."""
 
     def __init__(self, precision: Precision, flat: bool = False) -> None:
         """Begin before the first call.
 
         Args:
             precision: The precision of the plan.
-            flat: Whether tensors are compared without their structure.
+            flat: Whether only the tensors of the outputs are compared, and not how tuples and dicts contain them.
         """
         self._limit, self._flat, self._calls, self._difference = _LIMITS[precision], flat, 0, ""
 
     def reason(self, model: Any, inputs: Sequence[Any], compute: Callable[[Sequence[Any]], Any]) -> str:
-        """Return how the plan's outputs differ from the model's, for an inference pass; an empty text if they agree.
+        """Return how the plan's outputs differ from the model's outputs in eval mode; an empty text if they agree.
 
-        The first call is compared, and the second, fourth, eighth, …: outputs may agree at first because weights are 0.
-        Two samples are computed by both, or all if the model takes no other number.
+        The first call is compared, and the second, fourth, eighth and so on, because outputs may agree at first where
+        weights are 0. Plan and model compute two samples, or the whole mini-batch if one of them takes no other number.
 
         Args:
             model: The model.
-            inputs: Its inputs.
-            compute: Returns the plan's outputs for inputs.
+            inputs: The inputs of the call.
+            compute: A function that returns the plan's outputs for some inputs.
         """
         self._calls += 1
         if not self._difference and not self._calls & (self._calls - 1):
@@ -75,9 +75,10 @@ class EvalChecks:
             if isinstance(one, torch.Tensor):
                 wanted = other.double()
                 limit = max(self._limit, _LIMITS[Precision.TF32] * other.is_cuda)  # PyTorch's convolutions may use TF32
-                off, norm = (one.to(wanted) - wanted).norm(), wanted.norm()
-                if off > limit * norm + 1e-6 * wanted.numel() ** 0.5:  # 1e-6 of an element does not matter
-                    return f"in eval mode it computes something else, of which an output is {float(off / norm):.1e} off"
+                error, norm = (one.to(wanted) - wanted).norm(), wanted.norm()
+                if error > limit * norm + 1e-6 * wanted.numel() ** 0.5:  # 1e-6 an element: for outputs near 0
+                    share = float(error / norm)
+                    return f"in eval mode it computes something else: an output differs by {share:.1e} of its norm"
         return ""
 
 

@@ -61,7 +61,8 @@ def plan_module(
     choice("fallback", fallback, FALLBACKS)
     choice("device", device, DEVICES)
     settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
-    layouts = (("control", Layout.CHANNELS_FIRST.value),) if contiguous else ()  # and so all other states
+    # Where the layout of one state is given, states without a given layout are channels first.
+    layouts = (("control", Layout.CHANNELS_FIRST.value),) if contiguous else ()
     options = Options(settings=settings, measure_for_s=duration_of("measure_for", measure_for), state_layouts=layouts)
     limit = limit_of(memory, reserve, device, precision_name(precision))
     if device == "cuda" and current_gpu() is None:

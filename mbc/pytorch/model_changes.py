@@ -149,7 +149,7 @@ def _settings(path: str, module: Any, whole_step: bool) -> Iterator[tuple[str, M
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is compared: a number or text, or a collection, data class or namespace of such values."""
+    """Return whether a value is compared: a number, a text, or a collection, data class or namespace of these."""
     if isinstance(value, (list, tuple, set)):
         return all(map(_is_plain, cast("Sequence[Any]", value)))
     if isinstance(value, SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):

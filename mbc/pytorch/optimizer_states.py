@@ -82,7 +82,7 @@ class OptimizerStates:
         self._counted = updates
 
     def part(self) -> None:
-        """Give the optimizer tensors of its own, on the devices where PyTorch has them, and let go of the plan's."""
+        """Give the optimizer tensors of its own, on the devices that PyTorch uses, and release the plan's memory."""
         self.count()
         group = self._optimizer.param_groups[0]
         on_host = not (group.get("fused") or group.get("capturable"))

@@ -104,8 +104,9 @@ def untouched(model: Any = None) -> Generator[None]:
 def checkpoints_opened(look: Any = None) -> Generator[None]:
     """Run the functions in `torch.utils.checkpoint` without checkpointing, so that their operations are in the graph.
 
-    The form with `use_reentrant=True` hides its operations in an `autograd.Function`. `look` is called with its inputs.
-    The other form runs the function again in the backward pass, in which statistics of batch norms change once more.
+    The form with `use_reentrant=True` hides its operations in an `autograd.Function`; `look` is called with the inputs
+    of each such function. The form with `use_reentrant=False` runs its function a second time in the backward pass,
+    which would change the statistics of batch norms a second time.
     """
 
     def run(function: Any, _: bool, *inputs: Any) -> Any:

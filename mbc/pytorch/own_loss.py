@@ -1,8 +1,8 @@
 """A step whose loss is a function of the user's own, which PyTorch computes between the halves of the plan.
 
 The first half of the step computes the outputs. PyTorch computes the loss and the gradients of the outputs. The second
-half computes all other gradients and updates the parameters. A step of several mini-batches does so for each of them,
-and updates the parameters with the mean of their gradients.
+half computes all other gradients and updates the parameters. A step of several mini-batches runs both halves for each
+mini-batch, and updates the parameters with the mean of the gradients after the last one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OwnLoss:
             inputs: The inputs of the model.
             targets: All other arguments of the function.
             rate: The learning rate.
-            count: Is called after each mini-batch.
+            count: A function that is called after each mini-batch.
 
         Raises:
             MbcError: The errors of a mini-batch.
@@ -53,13 +53,19 @@ class OwnLoss:
         rows, losses = self._program.halves.step_batch, list[Any]()
         for number in range(self._count):
             part = slice(rows // self._count * number, rows // self._count * (number + 1))
-            own, others = ([_rows(x, rows, part) if self._count > 1 else x for x in xs] for xs in (inputs, targets))
-            losses.append(self._mini_batch(own, others, number, rate if part.stop == rows else None))
+            images, labels = ([_rows(x, rows, part) if self._count > 1 else x for x in xs] for xs in (inputs, targets))
+            losses.append(self._mini_batch(images, labels, number, rate if part.stop == rows else None))
             count()
         return losses[0] if self._count == 1 else torch.stack(losses).mean()
 
     def _mini_batch(self, inputs: Sequence[Any], targets: Sequence[Any], number: int, rate: float | None) -> Any:
-        """Run both halves for a mini-batch and return its loss; `rate` is None before the last one of a step.
+        """Run both halves for a mini-batch and return its loss.
+
+        Args:
+            inputs: The inputs of the model.
+            targets: All other arguments of the function.
+            number: The number of the mini-batch in its step; mini-batch 0 overwrites the gradients of earlier steps.
+            rate: The learning rate for the last mini-batch of a step, None for the others, which update nothing.
 
         Raises:
             MbcError: MBC331 if the result is not one number that depends on an output and on no parameter of the model,
@@ -130,8 +136,8 @@ class _Outputs(torch.autograd.Function):
             ctx: What the backward pass reads.
             program: The program that computed the outputs.
             gradients: The list that gets the gradients of the outputs.
-            scale: The factor by which these are multiplied in their own type: the loss scale, and the number of
-                mini-batches, by which the loss is divided.
+            scale: The factor by which these gradients are multiplied in their own type: the loss scale times the
+                number of mini-batches, by which the loss was divided.
             _: A tensor that needs a gradient, so that the outputs need gradients.
         """
         ctx.collected, ctx.scale = gradients, scale
@@ -146,15 +152,15 @@ class _Outputs(torch.autograd.Function):
 
 
 def _rows(value: Any, rows: int, part: slice) -> Any:
-    """Return what belongs to a mini-batch of an argument of a step.
+    """Return the part of an argument that belongs to one mini-batch of a step.
 
     Args:
-        value: The argument.
-        rows: The rows of the step.
-        part: Those of the mini-batch.
+        value: An argument of the model or of the loss function.
+        rows: The number of rows of the step.
+        part: The rows of the mini-batch.
 
     Raises:
-        MbcError: MBC331 for an object of which mbc does not know whether it has rows.
+        MbcError: MBC331 for an object that mbc cannot divide, because its class does not say what its rows are.
     """
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value[part] if value.ndim and value.shape[0] == rows else value

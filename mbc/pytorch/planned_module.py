@@ -226,16 +226,17 @@ class Planned:
             return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
 
     def differentiable(self, ticket: Ticket, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients of `backward` with a graph, which PyTorch computes.
+        """Return the gradients that `backward` returns, computed by PyTorch with a graph.
 
         Args:
-            ticket: That of the forward pass.
-            inputs: The inputs of the model in that pass.
-            gradients: As in `backward`.
+            ticket: The ticket of the forward pass.
+            inputs: The inputs of the model in the forward pass.
+            gradients: The gradients of the outputs, None for outputs that the loss does not read.
 
         Raises:
-            RuntimeError: PyTorch cannot compute that pass again, because it drew random numbers, or something changed.
-            MbcError: MBC339 if PyTorch must not compute anything.
+            RuntimeError: PyTorch cannot repeat the forward pass, because the pass drew random numbers, or because the
+                model has changed since.
+            MbcError: MBC339 with `fallback="error"`.
         """
         program = ticket.program
         model: Any = self._model()
@@ -243,7 +244,7 @@ class Planned:
         if not is_unchanged or program.draws or self._changes.reason(True) or not model.training:
             raise RuntimeError(
                 "mbc computes no second derivatives (create_graph=True) of a model that drew random numbers or has "
-                "changed: close the plan of this model, whose penalty PyTorch then computes"
+                "changed since its forward pass. Close the plan of this model: PyTorch then computes both passes"
             )
         self._say("it is differentiated twice (create_graph=True)")
         return differentiable(model, inputs, gradients, [*program.read(inputs), *self._states.parameters()])

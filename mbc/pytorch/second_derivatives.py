@@ -1,4 +1,4 @@
-"""Gradients of a planned model that can be differentiated again: PyTorch computes them from a pass of its own."""
+"""Gradients of a planned model that can be differentiated again: PyTorch repeats the forward pass for them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ torch: Any = importlib.import_module("torch")
 
 
 def differentiable(model: Any, inputs: Sequence[Any], gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-    """Return the gradients of `sources` with a graph, None for those that need none or do not act on the outputs.
+    """Return the gradients of `sources` with a graph.
 
-    Running statistics, which the forward pass of the plan has changed, stay as they are.
+    The gradient of a tensor that needs none, or on which no output depends, is None. Running statistics stay as they
+    are, because the forward pass of the plan has changed them already.
 
     Args:
         model: The model, as it was in the forward pass of the plan; it draws no random numbers.
-        inputs: The inputs of that pass.
-        gradients: The gradients of the outputs, None for those that the loss does not read.
-        sources: Inputs and parameters.
+        inputs: The inputs of the model in the forward pass of the plan.
+        gradients: The gradients of the outputs, None for outputs that the loss does not read.
+        sources: The inputs and parameters whose gradients are returned.
     """
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with torch.enable_grad():

@@ -198,8 +198,9 @@ class SharedStates:
     def held(self) -> set[int]:
         """Return the numbers of the trained parameters whose gradient's memory somebody holds.
 
-        It is a parameter's `.grad`, or was, and a variable or a view has it. A gradient whose memory PyTorch replaced
-        (`p.grad.data = …`) stays with its holder, and there is another tensor over the plan's memory for the next step.
+        Such a gradient is or was a parameter's `.grad`, and a variable or a view holds it. PyTorch may replace the
+        memory of a gradient (`p.grad.data = …`). Then the tensor stays with its holder, and another tensor over the
+        plan's memory takes its place for the next step.
         """
         addresses: list[int] = list(map(torch.Tensor.data_ptr, self.given))
         if addresses != self._homes:
@@ -235,7 +236,7 @@ class SharedStates:
                 tensor.detach().copy_(copy)
 
     def part(self) -> list[str]:
-        """Give the model memory of its own, with the present numbers, and let go of the plan's.
+        """Give the model memory of its own, with the present numbers, and release the plan's memory.
 
         Returns:
             The names of the parameters whose gradients were in the plan's memory.

@@ -138,7 +138,7 @@ class Halves(Module):
             add: Add to the gradients that are there; False overwrites them.
             number: Number of the mini-batch, whose bytes are at the places of `kept`; None for that of the last
                 `begin`.
-            rate: The learning rate of the update; None for a mini-batch before the last one of its step.
+            rate: The learning rate of the update; None for each mini-batch but the last one of its step.
 
         Raises:
             MbcError: The errors of `Module.step`.

@@ -73,7 +73,8 @@ def other_lines(theirs: str, ours: str) -> list[str]:
 
 
 def test_two_or_three_lines_are_other_ones():
-    assert other_lines("loop_torch", "loop_from_torch")[1:] == ["trainer = mbc.from_torch", "loss = trainer.step"]
+    steps = ["trainer = mbc.from_torch", "loss = trainer.step"]
+    assert other_lines("loop_torch", "loop_from_torch") == ["import mbc", *steps]
     assert other_lines("loop_torch", "loop_mbc") == ["import mbc", "mbc.module"]
 
 

@@ -63,7 +63,7 @@ def test_a_difference_that_weights_of_0_hide_is_found_later():
         assert torch.equal(model(X), twin(X))
         for one in (model, twin):
             one.head[-1].weight.fill_(0.1)
-        with pytest.warns(RuntimeWarning, match="runs in PyTorch: in eval mode it computes something else, of which"):
+        with pytest.warns(RuntimeWarning, match="runs in PyTorch: in eval mode it computes something else: an output"):
             agree([model(X)], [twin(X)])
 
 

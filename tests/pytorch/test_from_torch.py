@@ -82,7 +82,7 @@ def test_fifty_steps_beside_torch(make, norm_trains):
 
 
 def test_clipping_accumulation_and_averages_are_torchs():
-    theirs, ours = net(), net()
+    theirs, ours, norms = net(), net(), list[float]()
     optimizer, loss = sgd(theirs), nn.CrossEntropyLoss()
     ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
     average = torch.optim.swa_utils.AveragedModel(theirs, multi_avg_fn=ema, use_buffers=True)
@@ -93,12 +93,13 @@ def test_clipping_accumulation_and_averages_are_torchs():
             wanted = torch.stack([loss(theirs(x), y) for x, y in pairs]).mean()
             optimizer.zero_grad()
             wanted.backward()
-            nn.utils.clip_grad_norm_(theirs.parameters(), 0.3)
+            norms.append(float(nn.utils.clip_grad_norm_(theirs.parameters(), 0.3)))
             optimizer.step()
             average.update_parameters(theirs)
             both = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
             assert float(trainer.step(*both)) == pytest.approx(wanted.item(), rel=1e-4)
         averages = trainer.averages()
+    assert max(norms) > 0.3  # a step is clipped
     net().load_state_dict(averages)
     for key, tensor in average.module.state_dict().items():
         np.testing.assert_allclose(ours.state_dict()[key], theirs.state_dict()[key], rtol=1e-3, atol=1e-4)
