@@ -2,9 +2,9 @@
 
 Budgets are shares of the arena of the plan without a limit, beside what the GPU's context takes. Each row has the CPU
 seconds of one plan or refusal, the predicted step over the lower bound of all plans within the budget, and the arena.
-A row with `less_is_faster` breaks the rule that more memory is never slower: a plan that the results have for less
-memory is faster. Two checkouts are compared by running the script of one with the other in PYTHONPATH. `--drawn 40`
-plans so many drawn networks of 20 to 60 launches instead, each at 20 budgets, for some CPU seconds.
+A row with `less_is_faster` breaks the rule that more memory is never slower: the results have a faster plan for less
+memory. To compare two checkouts, run the script of one with the other in PYTHONPATH. `--drawn 40` plans 40 drawn
+networks of 20 to 60 launches instead, each at 20 budgets. `--for 600` begins no network after 600 CPU seconds.
 
     python benchmarks/planner_curve.py [--only NAME ...] [--shares 0.8 0.45 ...] [--again]
     python benchmarks/planner_curve.py --drawn 40 [--for 600]
@@ -73,7 +73,7 @@ def job_of(name: str) -> Job:
 
 
 def curve(name: str, job: Job, shares: Sequence[float], table: Results) -> None:
-    """Plan a network with all of its memory, and at the shares that the table lacks, smallest first."""
+    """Plan a network without a limit, and at the shares that the table lacks, smallest share first."""
     names = {share: f"{name} at {100 * share:.4g}%" for share in sorted(shares)}
     lacking = [share for share, row in names.items() if not table.done(row)]
     if not lacking:
@@ -116,8 +116,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[""], help="networks whose names contain one of these")
     parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES))
-    parser.add_argument("--drawn", type=int, help="plan so many drawn networks instead")
-    parser.add_argument("--for", dest="for_s", type=float, default=math.inf, help="CPU seconds after which none begins")
+    parser.add_argument("--drawn", type=int, help="number of drawn networks to plan instead")
+    parser.add_argument("--for", dest="for_s", type=float, default=math.inf, help="CPU seconds, then none begins")
     parser.add_argument("--again", action="store_true", help="plan also what the results have")
     arguments = parser.parse_args()
     signal.signal(signal.SIGPROF, _give_up)

@@ -108,8 +108,8 @@ class Results:
     Attributes:
         name: Name of the file.
         more: What the file says beside the rows and the environment.
-        rows: The rows, also those that are made again.
-        outdated: Names of the rows that are made again; each stays until its new row replaces it.
+        rows: The rows by name, including those that are to be made again.
+        outdated: Names of the rows that are to be made again. Each row stays until its new row replaces it.
     """
 
     name: str
@@ -118,11 +118,11 @@ class Results:
     outdated: set[str] = field(default_factory=set[str])
 
     def kept(self, row: str) -> dict[str, Any]:
-        """Return a row that is not made again, or an empty one."""
+        """Return a row that is not to be made again, or an empty row."""
         return {} if row in self.outdated else self.rows.get(row, {})
 
     def done(self, row: str) -> bool:
-        """Return whether the row exists, did not fail and is not made again."""
+        """Return whether the row exists, did not fail and is not to be made again."""
         return bool(self.kept(row)) and "failed" not in self.rows[row]
 
     def put(self, row: dict[str, Any]) -> None:
@@ -160,8 +160,8 @@ def results(name: str, again: bool = False, current: bool = False, **more: Any) 
 
     Args:
         name: Name of the file.
-        again: Whether rows are made again that the file has. Rows that this run does not make stay, unless the file has
-            other settings than `more`.
+        again: Whether rows that the file has are to be made again. Rows that this run does not make stay, unless the
+            file has other settings than `more`.
         current: Whether rows of other code, or with other settings than `more`, are left out.
         more: What the file says beside the rows and the environment.
     """
