@@ -115,7 +115,7 @@ def main() -> None:
         return
     work: dict[str, Callable[[], dict[str, Any]]] = {
         name: partial(result_of, [__file__, "--child", name], TIMEOUT_S)
-        for name in PLANS  # nothing is cached there
+        for name in PLANS  # each in its own process, where nothing is cached
     }
     work |= {name: partial(command, *words) for name, words in COMMANDS.items()}
     table = results("planning_time", again=arguments.again, planned_for="h200")

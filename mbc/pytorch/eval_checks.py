@@ -76,7 +76,7 @@ class EvalChecks:
                 wanted = other.double()
                 limit = max(self._limit, _LIMITS[Precision.TF32] * other.is_cuda)  # PyTorch's convolutions may use TF32
                 error, norm = (one.to(wanted) - wanted).norm(), wanted.norm()
-                if error > limit * norm + 1e-6 * wanted.numel() ** 0.5:  # 1e-6 an element: for outputs near 0
+                if error > limit * norm + 1e-6 * wanted.numel() ** 0.5:  # some, where outputs are 0
                     share = float(error / norm)
                     return f"in eval mode it computes something else: an output differs by {share:.1e} of its norm"
         return ""

@@ -70,7 +70,7 @@ class SharedStates:
         shared: All parameters and statistics, in the order of the model.
         trained: The parameters with a gradient in the plan's memory.
         names: Their names in the network.
-        given: The tensor over the memory of each one's gradient that PyTorch gets.
+        given: For each trained parameter, the tensor over its gradient's memory that PyTorch gets.
         inputs: A tensor over the memory of each input's gradient, by the network's name of the input.
     """
 

@@ -28,9 +28,9 @@ def fused_products(plan: Plan) -> set[str]:
 def test_calibrated_kernels_are_fused_without_a_profile(monkeypatch: pytest.MonkeyPatch, gpu: str, fuses: bool) -> None:
     source, options = Source("resnet.mbc", RESNET.read_text(encoding="utf-8")), Options(gpu, SETTINGS)
     names = {f"mbc {kernel.name}" for kernel in cuda.KERNELS.values() if kernel.arithmetic_us is not None}
-    others = {name: shares for name, shares in calibration().shares.items() if name not in names}
+    uncalibrated = {name: shares for name, shares in calibration().shares.items() if name not in names}
     with monkeypatch.context() as patch:
-        patch.setattr(cuda, "calibration", lambda: replace(calibration(), shares=others))
+        patch.setattr(cuda, "calibration", lambda: replace(calibration(), shares=uncalibrated))
         before = compile_plan(source, options)
     assert not fused_products(before)
     plan = compile_plan(source, options)
