@@ -155,8 +155,8 @@ def _against_bounds(plan: Plan) -> list[str]:
         lines.append(f"  bound      {step_us / bounds.critical_path_us - 1:.1%} above the critical-path lower bound")
     if bounds.fastest_us > 0:
         slower = step_us / bounds.fastest_us - 1
-        compared = f"{-slower:.1%} faster" if slower < 0 else f"{slower:.1%} slower"
-        lines.append(f"  serial     {compared} than the best serial schedule")
+        unlike = f"{abs(slower):.1%} {'faster' if slower < 0 else 'slower'} than"
+        lines.append(f"  serial     {'as fast as' if abs(slower) < 0.0005 else unlike} the best serial schedule")
     if bounds.nondeterministic_us > 0:
         slower = step_us / bounds.nondeterministic_us - 1
         lines.append(f"  same bits  {slower:+.1%} for deterministic = true")

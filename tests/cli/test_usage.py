@@ -52,6 +52,11 @@ def test_version(capsys):
     [
         (("complie", "a.mbc"), "there is no command 'complie'\nhelp: did you mean compile?\n"),
         (("compile", "a.mbc", "--polcy", "all"), "there is no option --polcy\nhelp: did you mean --policy?\n"),
+        (
+            ("compile", "a.mbc", "--memory", "8GB"),
+            "no option --memory\nhelp: write --set memory.device=8GB, for instance\n",
+        ),
+        (("diff", "a.mbc", "--batch=2"), "there is no option --batch\nhelp: write --set batch=64, for instance\n"),
         (("compile", "a.mbc", "--policy=al"), "'al' is none of undivided, power_of_two, all\nhelp: did you mean all?"),
         (("compile", "a.mbc", "b.mbc"), "nothing is expected where 'b.mbc' stands\nhelp: mbc compile --help says"),
         (("compile",), "required: source"),

@@ -11,6 +11,9 @@ from mbc.cli.arguments.described import Described, Option
 from mbc.frontend.near import nearest
 from mbc.source import visible
 
+# Settings of the source that users look for among the options
+_SETTINGS = {"--batch": "batch=64", "--memory": "memory.device=8GB", "--precision": "train.precision=bf16"}
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that ends with exit code 2 and two lines where the command line is wrong, without a page of usage."""
@@ -64,7 +67,11 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"nothing is expected where '{word}' stands"
         name = word.partition("=")[0]
-        return f"there is no option {name}{_meant(name, self._option_string_actions, 'option')}"
+        setting = _SETTINGS.get(name) if "--set" in self._option_string_actions else None
+        meant = (
+            f"\nwrite --set {setting}, for instance" if setting else _meant(name, self._option_string_actions, "option")
+        )
+        return f"there is no option {name}{meant}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = action.choices
@@ -95,8 +102,7 @@ class Once(argparse.Action):
 def _meant(word: str, words: Iterable[str], what: str = "") -> str:
     """Return the line after an error: the most similar word, else the whole list of commands, else nothing."""
     names = list(words)
-    near = nearest(word, names)
-    if near is not None:
+    if (near := nearest(word, names)) is not None:
         return f"\ndid you mean {near}?"
     return f"\nthe {what}s are {', '.join(names)}" if what == "command" else ""
 

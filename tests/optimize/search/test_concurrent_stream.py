@@ -175,6 +175,7 @@ def test_a_small_batch_is_planned_so() -> None:
     lines = summary(concurrent)
     assert any(re.search(r"^  bound +\d+\.\d% above the critical-path lower bound$", line) for line in lines)
     assert any(re.search(r"^  serial +\d+\.\d% faster than the best serial schedule$", line) for line in lines)
+    assert "  serial     as fast as the best serial schedule" in summary(plain)
     assert any(
         re.search(r"^  launches +\d+ of the step, \d+ of them on the concurrent stream; ", line) for line in lines
     )
