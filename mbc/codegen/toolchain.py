@@ -78,7 +78,9 @@ CUDART = Missing(
 CUDNN = Missing(
     "cuDNN 9", "runs convolutions", "pip install 'nvidia-cudnn-cu13==9.19.*', or set CUDNN_HOME to an installation"
 )
-CUBLASLT = Missing("cuBLASLt", "runs linear layers", "pip install nvidia-cublas, or install the CUDA toolkit")
+CUBLASLT = Missing(
+    "cuBLASLt", "runs linear layers and 1 x 1 convolutions", "pip install nvidia-cublas, or install the CUDA toolkit"
+)
 CUPTI = Missing("CUPTI", "times what a GPU runs", "install all of the CUDA toolkit, or: pip install nvidia-cuda-cupti")
 
 

@@ -58,9 +58,16 @@ def _concat_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[Tens
         raise ShapeError(f"concat needs tensors with rows and channels, but got {first}")
     for other in inputs[1:]:
         if other.dtype != first.dtype or _without_channels(other) != _without_channels(first):
-            raise ShapeError(f"{first} and {other} differ in more than their channels")
+            rounded = len(other.shape) == len(first.shape) and _differ_by_one(first.shape[2:], other.shape[2:])
+            hint = ": for a skip connection, the strides together must divide each size of the input" if rounded else ""
+            raise ShapeError(f"{first} and {other} differ in more than their channels{hint}")
     channels = sum(x.shape[1] for x in inputs)
     return (TensorType((first.shape[0], channels, *first.shape[2:]), first.dtype),)
+
+
+def _differ_by_one(first: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return whether a size that a stride rounded up, and upsampling did not restore, can be the only difference."""
+    return first != other and all(abs(m - n) <= 1 for m, n in zip(first, other, strict=True))
 
 
 def _without_channels(x: TensorType) -> tuple[int, ...]:

@@ -313,7 +313,11 @@ class Planned:
         """Return why no program can cover a call; an empty text if one may."""
         return (
             self._input_refusal(inputs)
-            or (not model.training and torch.is_grad_enabled() and "a call in eval mode may need gradients")
+            or (
+                not model.training
+                and torch.is_grad_enabled()
+                and "a call in eval mode may need gradients (without them: torch.no_grad())"
+            )
             or self._changes.reason(model.training)
             or autocast_reason(str(self.halves.plan.graph.precision))
             or self._states.refresh()

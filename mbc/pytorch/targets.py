@@ -79,15 +79,15 @@ def explain(targets: Sequence[Target], given: Sequence[Any], error: MbcError) ->
             continue
         tensor = torch.as_tensor(value)
         if tensor.is_floating_point() and not target.objective.soft:
-            return MbcError(
-                "MBC331",
-                "a target has the probability of each class, but the trainer was made for class numbers",
-                "give from_torch an example of the targets: mbc.from_torch(..., targets=probabilities)",
+            message = (
+                f"a target holds floats in the shape {list(tensor.shape)}, but the trainer was made for class numbers"
             )
+            remedy = "pass labels.long(); for probabilities of each class, mbc.from_torch(..., targets=probabilities)"
+            return MbcError("MBC331", message, remedy)
         if target.ignored is not None and not target.is_planned and bool((tensor == target.ignored).any()):
-            return MbcError(
-                "MBC331",
-                f"a target has labels of {target.ignored}, which the loss ignores, but the trainer does not",
-                "give from_torch an example of the targets that has such labels: mbc.from_torch(..., targets=labels)",
+            message = f"a target has labels of {target.ignored}, which the loss ignores, but the trainer does not"
+            remedy = (
+                "give from_torch an example of the targets that has such labels: mbc.from_torch(..., targets=labels)"
             )
+            return MbcError("MBC331", message, remedy)
     return error

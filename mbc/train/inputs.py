@@ -146,11 +146,9 @@ def check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: st
             count += len(wrong)
     if count:
         more = f", and {count - 1:,} more like it" if count > 1 else ""
-        raise MbcError(
-            "MBC232",
-            f"{name} has {place}{more}: the network has {classes} classes, 0 to {classes - 1}",
-            "count rows and classes from 0, and correct the data, or give the network more classes",
-        )
+        message = f"{name} has {place}{more}: the network has {classes} classes, 0 to {classes - 1}"
+        remedy = "count rows and classes from 0, correct the data, give the network more classes, or use ignore_index"
+        raise MbcError("MBC232", message, remedy)
 
 
 def _remedy_of_shape(i: Input, given: tuple[int, ...]) -> str:

@@ -202,7 +202,7 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
     target = w.input("target", classes=True)
     cases: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
         ("add", (image, wide), {}, "the shapes fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ, and neither is [N, C] or"),
-        ("concat", (image, wide), {}, "fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ in more than their channels"),
+        ("concat", (image, wide), {}, "differ in more than their channels: for a skip connection, the strides"),
         ("conv", (vector,), {"channels": 1, "kernel": 1}, "with one to three spatial axes, but got fp32[2, 4]"),
         ("softmax_cross_entropy", (image, target), {}, "but the target is int32[2]"),
         ("softmax_cross_entropy", (vector, target), {"smoothing": 1.5}, "smoothing is 1.5, but must be from 0 to 1"),

@@ -326,7 +326,7 @@ def test_labels_that_are_left_out(loss, label, example):
     ("target", "words", "remedy"),
     [
         (torch.tensor([0, -100, 4, 1]), "labels of -100, which the loss ignores", "targets=labels"),
-        (torch.full((4, 5), 0.2), "a target has the probability of each class", "targets=probabilities"),
+        (torch.full((4, 5), 0.2), "a target holds floats in the shape [4, 5]", "targets=probabilities"),
     ],
 )
 def test_targets_that_do_not_fit_the_trainer(target, words, remedy):
