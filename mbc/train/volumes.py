@@ -59,7 +59,9 @@ class Volume:
         if len(rowless) != len(wanted) - 1 or rowless[: first - 1] != wanted[1:first] or 0 in self.shape:
             form = ", ".join(map(str, (*wanted[1:first], *["any"] * len(wanted[first:]))))
             message = f"'{path}' has the shape {self.shape}, but an image of input '{i.name}' is [{form}]"
-            raise MbcError("MBC175", message, "put the channels first, and give all images those of the input")
+            bare = not i.is_class and wanted[1] == 1 and array.ndim == len(wanted) - 2
+            channels = "put the channels first, and give all images those of the input"
+            raise MbcError("MBC175", message, "add an axis for the channel: array[None]" if bare else channels)
         if (wrong := wrong_elements(i.type.dtype, array.dtype)) is not None:
             raise MbcError("MBC176", f"'{path}' holds {array.dtype}, but input '{i.name}' needs {wrong[0]}", wrong[1])
 

@@ -16,6 +16,7 @@ from mbc.train.data import open_data
 from mbc.train.evaluation import dice_scores, mean_score
 from mbc.train.inputs import Input
 from mbc.train.share import Share, whole_batch
+from mbc.train.volumes import Volume
 
 INPUTS = (Input("image", TensorType((4, 2, 4, 6, 8), DType.FP32)),
           Input("target", TensorType((4, 4, 6, 8), DType.INT32), 3, (255,)))  # fmt: skip
@@ -86,6 +87,14 @@ def test_files_that_do_not_fit(monkeypatch, path, change, code, message):
     with pytest.raises(MbcError) as caught:
         open_data(".", INPUTS)
     assert caught.value.code == code and message in caught.value.message
+
+
+def test_a_volume_without_channels_needs_an_axis_for_them():
+    np.save("volume.npy", np.zeros((4, 6, 8), np.float32))
+    for channels, remedy in ((1, "add an axis for the channel: array[None]"), (2, "put the channels first")):
+        with pytest.raises(MbcError, match="MBC175") as caught:
+            Volume(Path("volume.npy"), Input("image", TensorType((4, channels, 4, 6, 8), DType.FP32)), ())
+        assert remedy in caught.value.remedy
 
 
 def test_inputs_and_cases_that_have_no_patches():
