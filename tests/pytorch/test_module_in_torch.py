@@ -59,11 +59,11 @@ def test_a_backward_pass_after_the_plan_was_closed_is_refused():
 def test_an_exception_between_the_passes_frees_the_plan():
     model = planned(normed().double())
     with pytest.raises(ValueError, match="of the user"):
-        _raise(model(X))
+        raise_error(model(X))
     cross_entropy(model).backward()
 
 
-def _raise(_: Any) -> None:
+def raise_error(_: Any) -> None:
     raise ValueError("of the user")
 
 

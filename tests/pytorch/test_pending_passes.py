@@ -14,6 +14,7 @@ from mbc.pytorch import pending_passes
 from mbc.runtime.halves import Halves
 from tests.pytorch import test_planned_module as base
 from tests.pytorch.nets import Net, nn, torch
+from tests.pytorch.test_module_in_torch import raise_error
 
 F = nn.functional
 
@@ -163,7 +164,7 @@ def test_each_pass_serves_one_backward_pass_whatever_happens_between():
     first, second = losses(model, 2)
     first.backward()
     with pytest.raises(ValueError, match="of the user"):
-        base._raise(model(base.X))
+        raise_error(model(base.X))
     with pytest.raises(MbcError):
         model(base.X.to(torch.complex128))
     second.backward()
