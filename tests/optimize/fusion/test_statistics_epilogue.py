@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.analysis.roofline import Ceilings, Limit, limits
+from mbc.hardware.spec import find_spec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.interpreter import INTERPRETER
@@ -149,7 +150,9 @@ def test_without_a_measurement_none_is_taken(precision: str):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_without_wgmma_an_estimate_suffices(precision: str):
-    programs = Fusion.of(CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS)).programs()
+    large = SOURCE.replace("12, 12", "96, 96").replace("batch = 6", "batch = 32")
+    wide = large.replace("conv(16", "conv(128").replace("conv(8,", "conv(64,").replace("PRECISION", precision)
+    programs = Fusion.of(CandidateTable(training_graph(wide), find_spec("a10"), PROVIDERS)).programs()
     assert (WITH_STATISTICS in {operation.kind for operation in programs.train}) == (precision != "fp32")
 
 
