@@ -8,10 +8,9 @@ memory. In all other cases PyTorch gets a copy and accumulates it itself: behind
 from __future__ import annotations
 
 import importlib
-from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import chain, repeat
-from operator import attrgetter, is_
+from collections.abc import Callable, Container, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from mbc.pytorch.exported_model import PARAMETER_HOOKS
@@ -19,11 +18,10 @@ from mbc.pytorch.shared_states import SharedStates, is_own
 
 torch: Any = importlib.import_module("torch")
 _hooks: Any = attrgetter(*PARAMETER_HOOKS)
-_grad: Callable[[Any], Any] = attrgetter("grad")
 
 
 def finish(
-    states: SharedStates, sinks: Sequence[Any], reached: frozenset[str], run: Callable[[bool], None]
+    states: SharedStates, sinks: Sequence[Any], reached: Container[str], run: Callable[[bool], None]
 ) -> list[Any]:
     """Run the backward half, and return each trained parameter's gradient for PyTorch, None where it is in place.
 
@@ -36,12 +34,8 @@ def finish(
     """
     trained = states.trained
     tensors = states.parameters()
-    gradients = list(map(_grad, tensors))
+    gradients = [tensor.grad for tensor in tensors]
     in_place = _may_write(tensors, sinks[len(sinks) - len(trained) :])
-    if all(in_place) and all(map(is_, gradients, repeat(None))) and states.names <= reached and not states.held():
-        run(False)  # the usual case, without a loop over the parameters in Python
-        deque(map(setattr, tensors, repeat("grad"), states.given), maxlen=0)
-        return gradients
     rows = zip(in_place, gradients, trained, strict=True)
     added = [may and gradient is not None and is_own(gradient, shared) for may, gradient, shared in rows]
     overwritten = [number for number, adds in enumerate(added) if not adds]

@@ -70,7 +70,6 @@ class SharedStates:
         shared: All parameters and statistics, in the order of the model.
         trained: The parameters with a gradient in the plan's memory.
         names: Their names in the network.
-        given: For each trained parameter, the tensor over its gradient's memory that PyTorch gets.
         inputs: A tensor over the memory of each input's gradient, by the network's name of the input.
     """
 
@@ -117,9 +116,9 @@ class SharedStates:
         self.trained = tuple(s for s in self.shared if s.place is not None)
         self.names = frozenset(shared.home.value for shared in self.trained)
         self._trained_tables, self._trained_keys = [s.table for s in self.trained], [s.key for s in self.trained]
-        self.given = [shared.given for shared in self.trained]
-        self._homes = [given.data_ptr() for given in self.given]
-        self._storages = [given.untyped_storage()._cdata for given in self.given]
+        self._given = [shared.given for shared in self.trained]
+        self._homes = [given.data_ptr() for given in self._given]
+        self._storages = [given.untyped_storage()._cdata for given in self._given]
         self._unused = self._users()
         self._tables, self._keys = [s.table for s in self.shared], [s.key for s in self.shared]
         self._addresses = [s.view.data_ptr() for s in self.shared]
@@ -202,12 +201,12 @@ class SharedStates:
         memory of a gradient (`p.grad.data = …`). Then the tensor stays with its holder, and another tensor over the
         plan's memory takes its place for the next step.
         """
-        addresses: list[int] = list(map(torch.Tensor.data_ptr, self.given))
+        addresses: list[int] = list(map(torch.Tensor.data_ptr, self._given))
         if addresses != self._homes:
             for number, (shared, address) in enumerate(zip(self.trained, self._homes, strict=True)):
                 if shared.place is not None and shared.given.data_ptr() != address:
                     shared.given = shaped(torch.from_dlpack(self._module.shared(shared.place)), shared.view)
-                    self.given[number] = shared.given
+                    self._given[number] = shared.given
                     self._storages[number] = shared.given.untyped_storage()._cdata
         users = self._users()
         if users == self._unused:
@@ -217,7 +216,7 @@ class SharedStates:
 
     def _users(self) -> tuple[list[int], ...]:
         """Return the numbers of Python's and of PyTorch's references to each `given`, and those to its memory."""
-        given = self.given
+        given = self._given
         return (
             list(map(sys.getrefcount, given)),
             list(map(torch.Tensor._use_count, given)),
@@ -253,7 +252,7 @@ class SharedStates:
             tensor.grad = None
             tensor.data = tensor.data.clone()
             tensor.grad = gradient
-        self.shared, self.trained, self.inputs, self.given = [], (), {}, list[Any]()
+        self.shared, self.trained, self.inputs, self._given = [], (), {}, list[Any]()
         return parted
 
     def take_gradients(self, names: Container[str]) -> None:
