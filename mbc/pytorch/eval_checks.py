@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.model_tensors import first_rows, output_tensors, rows_of
@@ -60,12 +61,19 @@ class EvalChecks:
             try:
                 with untouched(model), torch.no_grad():
                     wanted = twin(*(x.to(like.dtype) if x.is_floating_point() else x for x in part))
-                wanted = output_tensors(wanted) if self._flat else wanted
-                return self._differing(pytree.tree_flatten(compute(part)), pytree.tree_flatten(wanted))
             except torch.OutOfMemoryError:
                 return ""
-            except Exception:  # the model may raise anything, and both may expect the whole mini-batch
+            except Exception:  # the model may raise anything, and may expect the whole mini-batch
                 continue
+            try:
+                ours = compute(part)
+            except (MbcError, torch.OutOfMemoryError):
+                # The plan, too, may expect the whole mini-batch. If it refuses that, the call itself says why.
+                if rows == batch:
+                    return ""
+                continue
+            wanted = output_tensors(wanted) if self._flat else wanted
+            return self._differing(pytree.tree_flatten(ours), pytree.tree_flatten(wanted))
         return "PyTorch raises an error for this call in eval mode"
 
     def _differing(self, ours: tuple[list[Any], Any], theirs: tuple[list[Any], Any]) -> str:
