@@ -114,6 +114,8 @@ def trained(training: Training) -> dict[str, Any]:
     finder: Any = importlib.import_module("nnunetv2.utilities.find_objects")
     kind: Any = finder.recursive_find_trainer_class_by_name(training.trainer)
 
+    taken: list[float] = []
+
     class Seeded(kind):
         """Draws the batches of each epoch by the seed and the number of the epoch."""
 
@@ -126,6 +128,7 @@ def trained(training: Training) -> dict[str, Any]:
 
         def on_epoch_end(self) -> None:
             super().on_epoch_end()
+            taken.extend(taken_gb())
             losses = [float(loss) for loss in self.logger.get_value("train_losses", step=None)]
             training.losses_file.write_text(json.dumps(losses), encoding="utf-8")
 
@@ -150,7 +153,8 @@ def trained(training: Training) -> dict[str, Any]:
     if getattr(trainer, "crashed_with_runtime_error", False):
         raise RuntimeError("the training crashed: nnU-Net's log says why")
     times = [trainer.logger.get_value(f"epoch_{edge}_timestamps", step=None) for edge in ("end", "start")]
-    result = {"fastest_epoch_s": min(end - begin for end, begin in zip(*times, strict=True)), "taken_gb": taken_gb()}
+    fastest_s = min(end - begin for end, begin in zip(*times, strict=True))
+    result = {"fastest_epoch_s": fastest_s, "taken_gb": max(taken, default=None)}
     if training.network:
         return result
     trainer.perform_actual_validation()
@@ -158,14 +162,14 @@ def trained(training: Training) -> dict[str, Any]:
     return {**result, "dice": summary["foreground_mean"]["Dice"]}
 
 
-def taken_gb() -> float | None:
-    """Return the memory that this process takes on the GPU, as nvidia-smi shows it; None without a GPU."""
+def taken_gb() -> list[float]:
+    """Return the memory that this process takes on the GPU, as nvidia-smi shows it; nothing without a GPU."""
     from mbc.hardware.target import current_gpu
     from mbc.runtime.usage import own_bytes
 
     here = current_gpu()
     taken = None if here is None else own_bytes(here.bus_id)
-    return None if taken is None else taken / 1e9
+    return [] if taken is None else [taken / 1e9]
 
 
 def nnunet_folders(data: Path, outputs: Path) -> dict[str, str]:
