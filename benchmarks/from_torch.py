@@ -5,7 +5,7 @@ Fifteen networks of timm and four of torchvision train in bf16 at 224 pixels: by
 Each of these contenders is a process of its own with a limit of time (`from_torch_contenders.py`). PyTorch's three
 contenders compile side by side and are timed one after another.
 
-    python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s]
+    python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--ahead 3] [--ours module]
     python benchmarks/from_torch.py --device cpu --only torchvision/squeezenet1_1 --batch 2 --size 64
 
 Figures named `*_ms` are step times. `module_share` is the time of `from_torch` over that of `mbc.module`, and `call_us`
@@ -28,7 +28,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,44 +72,54 @@ def run_contender(request: Request, limit_s: float) -> dict[str, Any]:
     return in_own_process(Path(__file__).with_name("from_torch_contenders.py"), request, limit_s)
 
 
-def run_torch(request: Request, limit_s: float) -> dict[str, dict[str, Any]]:
-    """Run PyTorch's contenders side by side until they are ready, then time them one after another."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(MODES)) as pool:
-        waiting = {
-            name: pool.submit(run_contender, replace(request, contender=name, turn=folder), limit_s) for name in MODES
-        }
-        while not all(Path(folder, f"{name}.ready").exists() or waiting[name].done() for name in MODES):
+def run_torch(requests: Sequence[Request], limit_s: float) -> list[dict[str, dict[str, Any]]]:
+    """Run PyTorch's contenders of some networks side by side until they are ready, then time them one after another."""
+    turns = [(request, mode) for request in requests for mode in MODES]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(turns)) as pool:
+        waiting: list[tuple[Path, Future[dict[str, Any]]]] = []
+        for number, (request, mode) in enumerate(turns):
+            turn = Path(folder, str(number // len(MODES)))
+            turn.mkdir(exist_ok=True)
+            asked = replace(request, contender=mode, turn=str(turn))
+            waiting.append((turn / mode, pool.submit(run_contender, asked, limit_s)))
+        while not all(file.with_suffix(".ready").exists() or future.done() for file, future in waiting):
             time.sleep(POLL_S)
-        for name in MODES:
-            Path(folder, f"{name}.turn").touch()
-            waiting[name].result()
-        return {name: future.result() for name, future in waiting.items()}
+        runs: list[dict[str, dict[str, Any]]] = [{} for _ in requests]
+        for number, (file, future) in enumerate(waiting):
+            file.with_suffix(".turn").touch()
+            runs[number // len(MODES)][file.name] = future.result()
+        return runs
 
 
-def row_of(request: Request, limit_s: float) -> dict[str, Any]:
-    """Return the row of one network."""
-    peers = run_torch(request, limit_s)
-    return judged({**peers, **{name: run_contender(replace(request, contender=name), limit_s) for name in OURS}})
+def row_of(
+    request: Request, peers: Mapping[str, dict[str, Any]], ours: Sequence[str], limit_s: float
+) -> dict[str, Any]:
+    """Return the row of one network of which PyTorch's contenders have run."""
+    return judged({**peers, **{name: run_contender(replace(request, contender=name), limit_s) for name in ours}})
 
 
 def judged(runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the row that follows from the contenders' figures.
 
-    The row has failed if mbc failed or all of PyTorch's contenders did.
+    The row has failed if mbc failed or all of PyTorch's contenders did. Without `from_torch` it has the figures of
+    `mbc.module` alone.
     """
     peers = {name: runs[name] for name in MODES if "failed" not in runs[name]}
-    mine = runs["mbc"]
+    mine, module = (runs.get(name, {"failed": "not run"}) for name in OURS)
     row: dict[str, Any] = {f"{name}_ms": peer["ms"] for name, peer in peers.items()}
-    if "failed" in mine or not peers:
+    if "failed" in runs.get("mbc", module) or not peers:
         failed = "; ".join(f"{name}: {run['failed']}" for name, run in runs.items() if "failed" in run)
         return {**row, "failed": failed, "found": dict(runs)}
     best = min(peers, key=lambda name: peers[name]["ms"])
-    row |= {"mbc_ms": mine["ms"], "best": best, "speedup": peers[best]["ms"] / mine["ms"]}
-    row |= {"first_step_s": mine["first_step_s"]}
-    if "failed" not in runs.get("module", {"failed": ""}):
-        module = runs["module"]
+    row["best"] = best
+    if "failed" not in module:
         row |= {"module_ms": module["ms"], "module_speedup": peers[best]["ms"] / module["ms"]}
-        row |= {"module_share": mine["ms"] / module["ms"], "call_us": module["call_us"]}
+        row["call_us"] = module["call_us"]
+    if "failed" in mine:
+        return {**row, "found": dict(runs)}
+    row |= {"mbc_ms": mine["ms"], "speedup": peers[best]["ms"] / mine["ms"], "first_step_s": mine["first_step_s"]}
+    if "failed" not in module:
+        row["module_share"] = mine["ms"] / module["ms"]
     if mine["ms"] <= peers[best]["ms"]:
         row["memory_ratio"] = mine["taken_bytes"] / max(1, peers[best]["reserved_bytes"])
     if "eager" in peers and not mine["drops"]:
@@ -149,6 +159,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int, help="of all networks (default: as listed in this file)")
     parser.add_argument("--size", type=int, default=SIZE, help=f"pixels (default {SIZE})")
+    parser.add_argument("--ahead", type=int, default=1, help="networks that PyTorch compiles side by side (default 1)")
+    parser.add_argument("--ours", nargs="+", default=OURS, choices=OURS, help="contenders of mbc (default: both)")
     parser.add_argument("--again", action="store_true", help="run also the rows that are there")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -158,21 +170,27 @@ def main() -> None:
     if on_gpu:
         need_gpu("--device cpu shows without one that everything works")
     kept = results(f"from_torch_{arguments.device}", again=arguments.again, size=arguments.size)
-    for name in names:
-        if kept.done(name):
-            continue
+    blocks, block_s = (BLOCKS, BLOCK_S) if on_gpu else (REHEARSED_BLOCKS, 0.0)
+    requests = {
+        name: Request(
+            "", name, arguments.batch or batches.get(name, 64), arguments.size, arguments.device, blocks, block_s,
+            arguments.measure_for,
+        )
+        for name in names if not kept.done(name)
+    }  # fmt: skip
+    missing = list(requests)
+    for first in range(0, len(missing), arguments.ahead):
         if time.monotonic() - began > arguments.seconds:
             break
-        request = Request(
-            contender="", model=name, batch=arguments.batch or batches.get(name, 64), size=arguments.size,
-            device=arguments.device, blocks=BLOCKS if on_gpu else REHEARSED_BLOCKS, block_s=BLOCK_S if on_gpu else 0.0,
-            measure_for=arguments.measure_for,
-        )  # fmt: skip
-        row = attempt(partial(row_of, request, arguments.limit), name) | {"batch": request.batch}
-        if name in NAMED and "speedup" in row:
-            row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
-        kept.put(row)
-        show([kept.rows[name]], COLUMNS)
+        group = missing[first : first + arguments.ahead]
+        for name, peers in zip(group, run_torch([requests[n] for n in group], arguments.limit), strict=True):
+            request = requests[name]
+            row = attempt(partial(row_of, request, peers, arguments.ours, arguments.limit), name)
+            row |= {"batch": request.batch}
+            if name in NAMED and "speedup" in row:
+                row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
+            kept.put(row)
+            show([kept.rows[name]], COLUMNS)
     if all(name in kept.rows for name in DRAWN):
         kept.more |= together([kept.rows[name] for name in DRAWN])
     kept.arrange(names)
