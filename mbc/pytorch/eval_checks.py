@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mbc.errors import MbcError
@@ -16,6 +17,7 @@ from mbc.ir.types import Precision
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.model_tensors import first_rows, output_tensors, rows_of
 from mbc.pytorch.own_backward import untouched
+from mbc.pytorch.process_memory import free_unused
 
 torch: Any = importlib.import_module("torch")
 pytree: Any = importlib.import_module("torch.utils._pytree")
@@ -49,7 +51,9 @@ class EvalChecks:
         """
         self._calls += 1
         if not self._difference and not self._calls & (self._calls - 1):
-            self._difference = self._compared(model, inputs, compute)
+            with suppress(torch.OutOfMemoryError):  # it takes memory beside the plan's, which it need not find
+                self._difference = self._compared(model, inputs, compute)
+            free_unused()
         return self._difference
 
     def _compared(self, model: Any, inputs: Sequence[Any], compute: Callable[[Sequence[Any]], Any]) -> str:
@@ -62,12 +66,12 @@ class EvalChecks:
                 with untouched(model), torch.no_grad():
                     wanted = twin(*(x.to(like.dtype) if x.is_floating_point() else x for x in part))
             except torch.OutOfMemoryError:
-                return ""
+                raise
             except Exception:  # the model may raise anything, and may expect the whole mini-batch
                 continue
             try:
                 ours = compute(part)
-            except (MbcError, torch.OutOfMemoryError):
+            except MbcError:
                 # The plan, too, may expect the whole mini-batch. If it refuses that, the call itself says why.
                 if rows == batch:
                     return ""

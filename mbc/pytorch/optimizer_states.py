@@ -37,6 +37,7 @@ class OptimizerStates:
             self._add(parameter, "step", step)
         self._lent: dict[tuple[Any, str], Any] = {}  # what PyTorch was given, by parameter and key
         self._seen: object = None
+        self._parted: list[tuple[Any, str, Any]] = []
 
     def _add(self, parameter: Any, key: str, view: Any) -> None:
         self._views.append((parameter, key, view, view.data_ptr()))
@@ -82,18 +83,26 @@ class OptimizerStates:
         self._counted = updates
 
     def part(self) -> None:
-        """Give the optimizer tensors of its own, on the devices that PyTorch uses, and release the plan's memory."""
+        """Copy the optimizer's tensors to host memory, and release the plan's memory; `settle` moves them back."""
         self.count()
-        group = self._optimizer.param_groups[0]
-        on_host = not (group.get("fused") or group.get("capturable"))
         for parameter, key, _, address in self._views:
             held = self._optimizer.state.get(parameter)
             if _is_at(address, held, key):
-                tensor, step = held[key], key == "step"
-                device = tensor.device if step and on_host else parameter.device
-                tensor.data = tensor.data.to(device, tensor.dtype if step else parameter.dtype, copy=True)
+                held[key].data = held[key].data.to("cpu", copy=True)
+                self._parted.append((parameter, key, held[key]))
         self._views.clear()
         self._lent.clear()
+
+    def settle(self) -> None:
+        """Move the tensors of `part` to the devices that PyTorch uses, once the model is where it stays."""
+        group = self._optimizer.param_groups[0]
+        on_host = not (group.get("fused") or group.get("capturable"))
+        for parameter, key, tensor in self._parted:
+            if key != "step":
+                tensor.data = tensor.data.to(parameter.device, parameter.dtype)
+            elif not on_host:
+                tensor.data = tensor.data.to(parameter.device)
+        self._parted.clear()
 
 
 def _is_at(address: int, held: Any, key: str) -> bool:

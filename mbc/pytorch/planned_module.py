@@ -151,6 +151,7 @@ class Planned:
         self._states.part()
         del model.forward
         self._close()
+        self._states.settle()
 
     @torch.compiler.disable
     def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -273,9 +274,10 @@ class Planned:
             self._warn(f"{what}, though it was planned again")
             return True
         self._memory_checks.replanned = True
-        gradients = self._states.part()
+        states, gradients = self._states, self._states.part()
         del model.forward, self._states, self._pending
         self._close()
+        states.settle()
         try:
             self._share(model, self._compilation.smaller(first, excess + SEGMENT_BYTES), gradients)
         except MbcError as error:

@@ -97,6 +97,7 @@ class SharedStates:
         self._counters: list[tuple[dict[str, Any], str, int]] = []
         self._constants: list[tuple[str, dict[str, Any], str, Any]] = []
         self._versions: dict[str, tuple[int, int]] = {}
+        self._parted: list[tuple[Any, Any, Any]] = []
         for name, table, key in _tensors(model):
             entry = states.get(name)
             if entry is not None and entry.per_update:
@@ -235,7 +236,9 @@ class SharedStates:
                 tensor.detach().copy_(copy)
 
     def part(self) -> list[str]:
-        """Give the model memory of its own, with the present numbers, and release the plan's memory.
+        """Copy the model's tensors to host memory, and release the plan's memory.
+
+        The GPU may have no memory for copies beside the plan. Once the plan is closed, `settle` moves them there.
 
         Returns:
             The names of the parameters whose gradients were in the plan's memory.
@@ -248,12 +251,19 @@ class SharedStates:
             gradient = tensor.grad
             if gradient is not None and shared.gradient is not None and is_own(gradient, shared):
                 parted.append(shared.name)
-                gradient = gradient.clone()
+                gradient = gradient.to("cpu", copy=True)
+            self._parted.append((tensor, gradient, tensor.device))
             tensor.grad = None
-            tensor.data = tensor.data.clone()
-            tensor.grad = gradient
+            tensor.data = tensor.data.to("cpu", copy=True)
         self.shared, self.trained, self.inputs, self._given = [], (), {}, list[Any]()
         return parted
+
+    def settle(self) -> None:
+        """Move the tensors of `part` to the device on which they were, and give them their gradients again."""
+        for tensor, gradient, device in self._parted:
+            tensor.data = tensor.data.to(device)
+            tensor.grad = None if gradient is None else gradient.to(device)
+        self._parted.clear()
 
     def take_gradients(self, names: Container[str]) -> None:
         """Move the gradients of these parameters into the plan's memory."""

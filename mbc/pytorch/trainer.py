@@ -281,6 +281,8 @@ def _release(
     for handle in hooks:
         handle.remove()
     states.part()
-    move_back()
     optimizer_states.part()
     module.close()
+    states.settle()
+    move_back()
+    optimizer_states.settle()

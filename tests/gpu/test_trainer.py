@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import mbc
 from mbc.measure.gpu import Gpu
 
 torch: Any = pytest.importorskip("torch")
@@ -57,3 +58,20 @@ def test_the_memory_of_the_plan_is_freed():
     pair.trainer.close()
     assert held - torch.cuda.memory_allocated() >= arena_bytes
     assert torch.isfinite(pair.ours.first.weight).all()
+
+
+def test_closing_needs_no_memory_beside_the_plan():
+    wide = torch.nn.Linear(3 * 32 * 32, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 4)
+    model = torch.nn.Sequential(torch.nn.Flatten(), *wide).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    images, loss = torch.zeros(8, 3, 32, 32, device="cuda"), torch.nn.CrossEntropyLoss()
+    trainer = mbc.from_torch(model, images, loss=loss, optimizer=optimizer, precision="fp32", measure_for="1s")
+    trainer.step(images, torch.zeros(8, dtype=torch.int64))
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        trainer.close()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(p.is_cuda and p.isfinite().all() for p in model.parameters())

@@ -73,6 +73,17 @@ def test_dropout_that_stays_on_is_drawn():
         assert not torch.equal(model(X), model(X))
 
 
+def full(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("no memory")
+
+
+@pytest.mark.parametrize("lacking", ["twin", "difference"])
+def test_without_memory_for_a_comparison_the_plan_evaluates(lacking: str, monkeypatch: pytest.MonkeyPatch):
+    with trainer_of(Moded(itself, full if lacking == "twin" else itself)) as trainer:
+        monkeypatch.setattr("mbc.pytorch.eval_checks.output_tensors", full)
+        assert trainer.evaluate(IMAGES).isfinite().all()
+
+
 def test_a_trainer_refuses_to_evaluate_a_model_of_two_modes():
     with trainer_of(model := Moded(itself, torch.tanh)) as trainer:
         trainer.step(IMAGES, LABELS)

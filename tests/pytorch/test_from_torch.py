@@ -205,11 +205,13 @@ def test_the_model_is_current_and_has_memory_of_its_own_behind_the_trainer():
     assert not torch.equal(model[0].weight, before["0.weight"])
     trainer.step(images, labels)
     place, trained = model[0].weight.data_ptr(), model[0].weight.clone()
+    gradient = model[0].weight.grad = torch.ones_like(trained)
     twin = copy.deepcopy(model)
     pickled = pickle.loads(pickle.dumps(model))
     del trainer
     gc.collect()
     assert model[0].weight.data_ptr() != place and torch.equal(model[0].weight, trained), "nobody holds the trainer"
+    assert model[0].weight.grad is gradient
     for other in (model, twin.train(), pickled.train()):
         assert other.train()(images).shape == (8, 3)
         trainer_of(other).close()
