@@ -12,6 +12,7 @@
 * `eval_checks`: compares the inference pass of a plan with the model in eval mode
 * `compiled_model`: the compilation of a model's source
 * `model_changes`: changes of a model that make its plan wrong
+* `leaves`: the trained parameters as one input of a planned step in PyTorch's graph
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
 * `process_memory`: the memory of a GPU that the process takes, and what it may take
 * `optimizer_states`: momentum and moments as tensors over the plan's memory

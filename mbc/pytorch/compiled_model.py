@@ -72,10 +72,15 @@ class TorchMemory:
         """Do nothing: the memory is freed with the last reference, because tensors of the model may lie in it."""
 
 
+def current_stream(device: str) -> int:
+    """Return the handle of PyTorch's current stream; 0 is the default stream, and stands for the CPU."""
+    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()) if device == "cuda" else 0
+
+
 @contextmanager
 def ordered(device: str) -> Generator[None]:
     """Order the stream of a plan on `device` with PyTorch's; CUDA itself orders it with the default stream only."""
-    other = device == "cuda" and torch.cuda.current_stream() != torch.cuda.default_stream()
+    other = current_stream(device) != 0
     if other:
         torch.cuda.synchronize()
     yield
@@ -83,9 +88,9 @@ def ordered(device: str) -> Generator[None]:
         torch.cuda.synchronize()
 
 
-def copied(output: Any) -> Any:
-    """Return a copy of an output in the GPU's memory, in float32."""
-    return torch.from_dlpack(output).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+def copied(tensor: Any) -> Any:
+    """Return a copy of a tensor in the GPU's memory, in float32."""
+    return tensor.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 def evaluated(module: Module, inputs: Sequence[Any], copy: bool = True) -> list[Any]:
@@ -100,8 +105,8 @@ def evaluated(module: Module, inputs: Sequence[Any], copy: bool = True) -> list[
     on_cpu = module.device == "cpu"
     with ordered(module.device):
         outputs: Any = module.forward(*(readable(tensor) for tensor in inputs), copy=on_cpu)
-    take: Any = torch.from_numpy if on_cpu else copied if copy else torch.from_dlpack
-    return [take(output) for output in entries_of(outputs)]
+    tensors = [(torch.from_numpy if on_cpu else torch.from_dlpack)(output) for output in entries_of(outputs)]
+    return [copied(tensor) for tensor in tensors] if copy and not on_cpu else tensors
 
 
 def open_compiled(

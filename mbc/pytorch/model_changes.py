@@ -91,7 +91,8 @@ class ModelChanges:
             of_steps = (getattr(optimizer, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
             layers += [("the hooks of the optimizer", hooks) for hooks in of_steps]
         self._layers = [(name, table, (*table.values(),)) for name, table in layers]
-        self._layer_tables = [table for _, table, _ in self._layers]
+        self._no_layers = [table for _, table in layers if not table]  # of most modules
+        self._layer_tables = [table for _, table in layers if table]
         self._layers_before = _contents(self._layer_tables)
 
     def reason(self, training: bool) -> str:
@@ -99,7 +100,7 @@ class ModelChanges:
         modes = self._modes.values if training else [False] * len(self._modes.values)
         if self._modes.present() != modes:
             return _difference(self._modes, self._modes.present(), modes)
-        if _contents(self._layer_tables) != self._layers_before:
+        if any(self._no_layers) or _contents(self._layer_tables) != self._layers_before:
             return f"{next(path for path, table, before in self._layers if (*table.values(),) != before)} have changed"
         if not _equal(present := self._settings.present(), self._settings.values):
             return _difference(self._settings, present, self._settings.values)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mbc.pytorch.compiled_model import ordered
+from mbc.pytorch.leaves import Leaves
 from mbc.pytorch.planned_program import PlannedProgram
 
 torch: Any = importlib.import_module("torch")
@@ -31,8 +32,9 @@ class Ticket:
         number: Number of the mini-batch.
         copies: What the backward pass reads, if it was put away.
         used: True after the backward pass.
-        versions: Those of the model's tensors at the forward pass.
+        versions: Those of the tensors that both passes read, at the forward pass.
         constant: The numbers of the outputs that need no gradient.
+        leaves: The trained parameters in PyTorch's graph; None for a pass without gradients.
     """
 
     program: PlannedProgram
@@ -41,6 +43,7 @@ class Ticket:
     used: bool = False
     versions: Sequence[int] = ()
     constant: Sequence[int] = ()
+    leaves: Leaves | None = None
 
 
 class PendingPasses:

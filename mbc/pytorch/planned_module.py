@@ -150,6 +150,7 @@ class Planned:
             return
         self._states.part()
         del model.forward
+        torch._C._set_multithreading_enabled(True)
         self._close()
         self._states.settle()
 
@@ -184,20 +185,22 @@ class Planned:
         self._states.count()
         if not torch.is_grad_enabled():
             return program.structured(program.outputs()), True
-        ticket.versions = self._states.versions()
+        ticket.versions = self._states.versions(program.halves.read_again)
         asked = {name for name, tensor in zip(program.halves.taken, read, strict=True) if tensor.requires_grad}
         asked |= self._states.names
         ticket.constant = [number for number, names in enumerate(program.reached) if names.isdisjoint(asked)]
-        return program.structured(_apply(self, ticket, given, *read, *self._states.parameters())), True
+        if program.halves.device == "cuda":  # PyTorch's thread for a GPU would take 8 us for each parameter, this one 2
+            torch._C._set_multithreading_enabled(False)
+        ticket.leaves = self._states.leaves(ticket)
+        return program.structured(_apply(self, ticket, given, *read, ticket.leaves.tensor)), True
 
     @torch.compiler.disable  # a compiled function may call `loss.backward()`
-    def backward(self, ticket: Ticket, gradients: Sequence[Any], sinks: Sequence[Any]) -> list[Any]:
-        """Return the gradients of inputs and trained parameters, None for those that are in place or not computed.
+    def backward(self, ticket: Ticket, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients of inputs, None for those that are not computed, and hand on those of parameters.
 
         Args:
             ticket: That of the forward pass.
             gradients: The gradients of the outputs, None for those that the loss does not read.
-            sinks: The nodes of PyTorch's graph that take the gradients of the trained parameters.
 
         Raises:
             RuntimeError: The values of the forward pass were used already, or their plan was closed, or a tensor that
@@ -210,7 +213,8 @@ class Planned:
                 "mbc freed the values of a forward pass in its backward pass: pass retain_graph=True to the earlier "
                 "backward pass, or call the model again"
             )
-        program, halves = ticket.program, ticket.program.halves
+        program, halves, leaves = ticket.program, ticket.program.halves, ticket.leaves
+        assert leaves is not None
         if name := self._changed_since(ticket):
             raise RuntimeError(
                 f"'{name}' has changed since the forward pass, and the backward pass needs its earlier numbers: update "
@@ -221,13 +225,15 @@ class Planned:
         with self._turns, self.halves.lent(), halves.lent():
             self._pending.take_back(ticket, again)
             ticket.used = not again
-            handed = finish(self._states, sinks, reached, lambda add: program.finish(gradients, add, ticket.number))
+            leaves.hand(
+                finish(self._states, leaves, reached, lambda add: program.finish(gradients, add, ticket.number))
+            )
             of_inputs = [self._states.inputs.get(name) if name in reached else None for name in halves.taken]
             self._memory_checks.passes += 1
-            return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
+            return [None if gradient is None else gradient.clone() for gradient in of_inputs]
 
     def differentiable(self, ticket: Ticket, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients that `backward` returns, computed by PyTorch with a graph.
+        """Return the gradients of inputs, and hand on those of parameters, computed by PyTorch with a graph.
 
         Args:
             ticket: The ticket of the forward pass.
@@ -248,13 +254,15 @@ class Planned:
                 "changed since its forward pass. Close the plan of this model: PyTorch then computes both passes"
             )
         self._say("it is differentiated twice (create_graph=True)")
-        return differentiable(model, inputs, gradients, [*program.read(inputs), *self._states.parameters()])
+        assert ticket.leaves is not None
+        read = program.read(inputs)
+        derivatives = differentiable(model, inputs, gradients, [*read, *ticket.leaves.parameters])
+        ticket.leaves.hand(derivatives[len(read) :])
+        return derivatives[: len(read)]
 
     def _changed_since(self, ticket: Ticket) -> str:
         """Return the name of a tensor that both passes read and that has changed between them, or an empty text."""
-        versions, needed = self._states.versions(), ticket.program.halves.read_again
-        rows = zip(self._states.shared, ticket.versions, versions, strict=True) if versions != ticket.versions else ()
-        return next((s.name for s, before, now in rows if before != now and s.home.value in needed), "")
+        return self._states.changed(ticket.program.halves.read_again, ticket.versions)
 
     def _fits(self, model: Any) -> bool:
         """Return whether the plan stays; plan again if the process takes more memory than it may.
@@ -357,7 +365,7 @@ class Planned:
 def _close(programs: Sequence[PlannedProgram]) -> None:
     """Close all programs, the first last, because its memory holds the others."""
     for program in reversed(programs):
-        program.halves.close()
+        program.close()
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -370,7 +378,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, planned: Planned, ticket: Ticket, inputs: Sequence[Any], *_: Any) -> tuple[Any, ...]:
-        """Return the outputs; inputs and trained parameters are arguments so that PyTorch asks for their gradients."""
+        """Return the outputs; arguments are inputs and parameters, so that PyTorch asks for their gradients."""
         ctx.save_for_backward(*(tensor for tensor in inputs if not tensor.is_inference()))
         ctx.planned, ctx.ticket = planned, ticket
         ctx.set_materialize_grads(False)
@@ -380,10 +388,12 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """Return the gradients of the inputs and the trained parameters."""
+        """Return the gradients of the inputs; the node of the parameters has theirs."""
         if torch.is_grad_enabled():  # PyTorch would take the plan's gradients as constants, without a word
-            return None, None, None, *ctx.planned.differentiable(ctx.ticket, ctx.saved_tensors, gradients)
-        return None, None, None, *ctx.planned.backward(ctx.ticket, gradients, [node for node, _ in ctx.next_functions])
+            of_inputs = ctx.planned.differentiable(ctx.ticket, ctx.saved_tensors, gradients)
+        else:
+            of_inputs = ctx.planned.backward(ctx.ticket, gradients)
+        return None, None, None, *of_inputs, None
 
 
 # `_Step.apply` first looks at each argument for transforms of torch.func, within which calls run in PyTorch.

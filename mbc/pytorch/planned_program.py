@@ -16,10 +16,12 @@ from mbc.pytorch.copies import copy_model
 from mbc.pytorch.exported_model import Exported
 from mbc.pytorch.model_tensors import output_tensors, readable
 from mbc.pytorch.own_backward import untouched
+from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.halves import Halves
 
 torch: Any = importlib.import_module("torch")
 pytree: Any = importlib.import_module("torch.utils._pytree")
+_DTYPES = {torch.float32: "f4", torch.float64: "f8", torch.int32: "i4", torch.int64: "i8", torch.uint8: "u1"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class PlannedProgram:
     def begin(self, inputs: Sequence[Any]) -> int:
         """Run the first half of a step for inputs of `read`, and return the number of the mini-batch."""
         with ordered(self.halves.device):
-            return self.halves.begin(*(readable(tensor) for tensor in inputs))
+            return self.halves.begin(*map(_array, inputs))
 
     def finish(self, gradients: Sequence[Any], add: bool, number: int | None, rate: float | None = 0.0) -> None:
         """Run the second half of a step for the gradients of the outputs, where None is 0.
@@ -82,7 +84,7 @@ class PlannedProgram:
         """
         zeros = partial(torch.zeros, device=self.halves.device)
         rows = zip(gradients, self.halves.outputs, strict=True)
-        given = [zeros(place.shape) if gradient is None else readable(gradient) for gradient, place in rows]
+        given = [_array(zeros(place.shape) if gradient is None else gradient) for gradient, place in rows]
         with ordered(self.halves.device):
             self.halves.finish(given, add, number, rate)
 
@@ -90,7 +92,18 @@ class PlannedProgram:
         """Return copies of the outputs between the halves."""
         if self.halves.device == "cpu":
             return [torch.from_numpy(self.halves.copied(place)) for place in self.halves.outputs]
-        return [copied(self.halves.shared(place)) for place in self.halves.outputs]
+        return [copied(tensor) for tensor in self._output_places]
+
+    @cached_property
+    def _output_places(self) -> list[Any]:
+        """The outputs between the halves, in the GPU's memory."""
+        with torch.inference_mode(False):
+            return [torch.from_dlpack(self.halves.shared(place)) for place in self.halves.outputs]
+
+    def close(self) -> None:
+        """Free the program's memory."""
+        self.__dict__.pop("_output_places", None)  # tensors that hold the memory
+        self.halves.close()
 
     def evaluated(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the inference pass for inputs of `read`."""
@@ -101,6 +114,15 @@ class PlannedProgram:
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is None else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.structure)
+
+
+def _array(tensor: Any) -> Any:
+    """Return a tensor as a plan reads it: on PyTorch's GPU by its address, because `ordered` orders the streams."""
+    tensor = readable(tensor)
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or not tensor.is_cuda or tensor.get_device() != torch.cuda.current_device():
+        return tensor
+    return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, None)
 
 
 def _reached(network: Imported, inputs: Sequence[str], output: int) -> frozenset[str]:

@@ -12,7 +12,7 @@ import importlib
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import add, attrgetter
@@ -20,6 +20,7 @@ from typing import Any
 
 from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
+from mbc.pytorch.leaves import Leaves
 from mbc.runtime.bindings import Place
 from mbc.runtime.module import Module
 
@@ -70,6 +71,7 @@ class SharedStates:
         shared: All parameters and statistics, in the order of the model.
         trained: The parameters with a gradient in the plan's memory.
         names: Their names in the network.
+        given: For each trained parameter, the tensor over its gradient's memory that PyTorch gets.
         inputs: A tensor over the memory of each input's gradient, by the network's name of the input.
     """
 
@@ -95,6 +97,7 @@ class SharedStates:
         states = {key.name: key for key in network.keys}
         taken: set[int] = set()
         self._counters: list[tuple[dict[str, Any], str, int]] = []
+        self._leaves: Leaves | None = None
         self._constants: list[tuple[str, dict[str, Any], str, Any]] = []
         self._versions: dict[str, tuple[int, int]] = {}
         self._parted: list[tuple[Any, Any, Any]] = []
@@ -117,16 +120,16 @@ class SharedStates:
         self.trained = tuple(s for s in self.shared if s.place is not None)
         self.names = frozenset(shared.home.value for shared in self.trained)
         self._trained_tables, self._trained_keys = [s.table for s in self.trained], [s.key for s in self.trained]
-        self._given = [shared.given for shared in self.trained]
-        self._homes = [given.data_ptr() for given in self._given]
-        self._storages = [given.untyped_storage()._cdata for given in self._given]
+        self.given: list[Any] = [shared.given for shared in self.trained]
+        self._homes = [given.data_ptr() for given in self.given]
+        self._storages = [given.untyped_storage()._cdata for given in self.given]
         self._unused = self._users()
         self._tables, self._keys = [s.table for s in self.shared], [s.key for s in self.shared]
         self._addresses = [s.view.data_ptr() for s in self.shared]
         with torch.no_grad():
             for shared in self.shared:
                 self._take(shared)
-        self._takes = [shared.takes for shared in self.shared]
+        self._read: dict[Set[str], tuple[list[Shared], list[Mapping[str, Any]], list[str], list[int]]] = {}
 
     def refresh(self) -> str:
         """Take in tensors that PyTorch has moved or replaced; return why that is impossible, or an empty text."""
@@ -139,6 +142,7 @@ class SharedStates:
                 self._versions[name] = version
         if self._all_at_home():
             return ""
+        self._leaves = None  # it holds the earlier parameters
         moved: list[Shared] = []
         for shared, address in zip(self.shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)
@@ -165,7 +169,7 @@ class SharedStates:
         with torch.no_grad():
             for shared in moved:
                 self._take(shared)
-        self._takes = [shared.takes for shared in self.shared]
+        self._read.clear()
         return ""
 
     def _all_at_home(self) -> bool:
@@ -177,9 +181,25 @@ class SharedStates:
         except (TypeError, RuntimeError):  # a tensor was removed, or has no memory
             return False
 
-    def versions(self) -> list[int]:
-        """Return a number for each of `shared` that grows when PyTorch changes the tensor in place or replaces it."""
-        return list(map(add, map(_version, map(_get, self._tables, self._keys)), self._takes))
+    def versions(self, states: Set[str]) -> list[int]:
+        """Return a number for each tensor of these states that grows when PyTorch changes or replaces the tensor."""
+        _, tables, keys, takes = self._rows(states)
+        return list(map(add, map(_version, map(_get, tables, keys)), takes))
+
+    def changed(self, states: Set[str], versions: Sequence[int]) -> str:
+        """Return the name of a tensor of these states whose version is another one now; an empty text if none is."""
+        now = self.versions(states)
+        if now == versions:
+            return ""
+        rows = zip(self._rows(states)[0], versions, now, strict=True)
+        return next(shared.name for shared, before, after in rows if before != after)
+
+    def _rows(self, states: Set[str]) -> tuple[list[Shared], list[Mapping[str, Any]], list[str], list[int]]:
+        """Return the tensors of states, their tables and keys, and how often each was moved."""
+        if states not in self._read:
+            shared = [s for s in self.shared if s.home.value in states]
+            self._read[states] = shared, [s.table for s in shared], [s.key for s in shared], [s.takes for s in shared]
+        return self._read[states]
 
     def count(self) -> None:
         """Count a forward pass in the counters of batch norms."""
@@ -191,9 +211,13 @@ class SharedStates:
         for table, key, _ in self._counters:
             table[key].data = table[key].data.cpu()
 
-    def parameters(self) -> list[Any]:
-        """Return the trained parameters."""
-        return list(map(_get, self._trained_tables, self._trained_keys))
+    def leaves(self, user: Any) -> Leaves:
+        """Return the trained parameters in PyTorch's graph, for a step with this ticket."""
+        parameters: list[Any] = list(map(_get, self._trained_tables, self._trained_keys))
+        if self._leaves is None or not self._leaves.lend(user, parameters, self._module.device):
+            self._leaves = Leaves(parameters, self._module.device)
+            self._leaves.lend(user, parameters, self._module.device)
+        return self._leaves
 
     def held(self) -> set[int]:
         """Return the numbers of the trained parameters whose gradient's memory somebody holds.
@@ -202,12 +226,12 @@ class SharedStates:
         memory of a gradient (`p.grad.data = …`). Then the tensor stays with its holder, and another tensor over the
         plan's memory takes its place for the next step.
         """
-        addresses: list[int] = list(map(torch.Tensor.data_ptr, self._given))
+        addresses: list[int] = list(map(torch.Tensor.data_ptr, self.given))
         if addresses != self._homes:
             for number, (shared, address) in enumerate(zip(self.trained, self._homes, strict=True)):
                 if shared.place is not None and shared.given.data_ptr() != address:
                     shared.given = shaped(torch.from_dlpack(self._module.shared(shared.place)), shared.view)
-                    self._given[number] = shared.given
+                    self.given[number] = shared.given
                     self._storages[number] = shared.given.untyped_storage()._cdata
         users = self._users()
         if users == self._unused:
@@ -217,7 +241,7 @@ class SharedStates:
 
     def _users(self) -> tuple[list[int], ...]:
         """Return the numbers of Python's and of PyTorch's references to each `given`, and those to its memory."""
-        given = self._given
+        given = self.given
         return (
             list(map(sys.getrefcount, given)),
             list(map(torch.Tensor._use_count, given)),
@@ -255,7 +279,7 @@ class SharedStates:
             self._parted.append((tensor, gradient, tensor.device))
             tensor.grad = None
             tensor.data = tensor.data.to("cpu", copy=True)
-        self.shared, self.trained, self.inputs, self._given = [], (), {}, list[Any]()
+        self.shared, self.trained, self.inputs, self.given, self._leaves = [], (), {}, [], None
         return parted
 
     def settle(self) -> None:

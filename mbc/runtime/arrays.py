@@ -93,7 +93,7 @@ def received(wanted: Wanted, given: object, stream: int | None) -> Array | Devic
         MbcError: MBC146 (shape), MBC148 (type or layout), MBC149 (labels), MBC150 (not an array), MBC151 (the array is
             in a GPU's memory, but the module runs on the CPU).
     """
-    array = _host_or_device(wanted, given, stream)
+    array = given if isinstance(given, DeviceArray) else _host_or_device(wanted, given, stream)
     _check_shape(wanted, tuple(array.shape))
     if isinstance(array, DeviceArray):
         return _checked_device(wanted, array)

@@ -8,6 +8,7 @@ transfer. Inputs without a landing buffer are copied in order with the programs.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class Feeder:
             # Another library's stream, of which only the handle is available.
             self._driver.Context.synchronize()
         wanted = STORED[place.dtype].itemsize
-        count = int(np.prod(array.shape))
+        count = math.prod(array.shape)
         if array.itemsize == wanted:
             self._driver.memcpy_dtod_async(address, array.address, count * wanted, self._compute)
         elif count:

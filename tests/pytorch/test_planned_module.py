@@ -172,6 +172,17 @@ def moved(model: Any) -> Any:
         yield stepped(optimizer, cross_entropy(model, x, labels))
 
 
+def renewed(model: Any) -> Any:
+    """A parameter is made anew over its memory while a pass waits, which belongs to the earlier parameter."""
+    waiting, earlier = cross_entropy(model), model.first.weight
+    model.first.weight = nn.Parameter(earlier.data)
+    for _ in range(2):
+        cross_entropy(model, X / 2).backward()
+        yield from [p.grad.clone() for p in model.parameters()]
+    waiting.backward()
+    yield from (earlier.grad, *(p.grad for p in model.parameters()))
+
+
 def evaluated(model: Any) -> Any:
     """Validation between steps, with fewer rows; a pass without gradients in training mode."""
     for loss in plain(model):
@@ -207,7 +218,9 @@ def test_an_example_that_needs_a_gradient_gives_gradients_of_inputs():
     agree(numbers(with_input, model), numbers(with_input, twin))
 
 
-@pytest.mark.parametrize("loop", [plain, mixed, resumed, differentiated, hooked, held, replaced, moved, evaluated])
+@pytest.mark.parametrize(
+    "loop", [plain, mixed, resumed, differentiated, hooked, held, replaced, moved, renewed, evaluated]
+)
 def test_a_loop_gives_torchs_numbers(loop):
     model, twin = normed().double(), normed().double()
     assert planned(model) is model
@@ -276,6 +289,7 @@ def last_batch(model: Any) -> Any:
 
 def saliency(model: Any) -> Any:
     x = X.clone().requires_grad_()
+    yield from torch.autograd.grad(cross_entropy(model, x), x)
     cross_entropy(model, x).backward()
     yield x.grad
 

@@ -22,6 +22,7 @@ from mbc.ir.types import Layout
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda, driver, pinned, usage
+from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.bindings import find_places
 from mbc.runtime.dlpack import tensor_of
 from mbc.runtime.machine import Machine
@@ -218,7 +219,8 @@ def test_arrays_on_the_gpu(gpu: Gpu, tmp_path: Path):
         kept = OnDevice(image), OnDevice(target.astype(np.int64) | (7 << 32))
         loss = there.step(*kept, lr=0.1)
         assert float(loss) == float(here.step(image, target, lr=0.1))
-        image32 = OnDevice(image), OnDevice(target.astype(np.int32), stream=1)
+        by_address = DeviceArray(image.ctypes.data, image.shape, "f4", image, None)
+        image32 = by_address, OnDevice(target.astype(np.int32), stream=1)
         assert float(there.step(*image32, lr=0.1)) == float(here.step(image, target, lr=0.1))
 
 
