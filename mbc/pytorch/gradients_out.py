@@ -10,17 +10,15 @@ from __future__ import annotations
 import importlib
 from collections import deque
 from collections.abc import Callable
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
 
-from mbc.pytorch.exported_model import PARAMETER_HOOKS
 from mbc.pytorch.leaves import Leaves
 from mbc.pytorch.shared_states import SharedStates, is_own
 
 torch: Any = importlib.import_module("torch")
 _grad: Callable[[Any], Any] = attrgetter("grad")
-_hooks: Any = attrgetter(*PARAMETER_HOOKS)
 
 
 def finish(states: SharedStates, leaves: Leaves, reached: frozenset[str], run: Callable[[bool], None]) -> list[Any]:
@@ -35,7 +33,7 @@ def finish(states: SharedStates, leaves: Leaves, reached: frozenset[str], run: C
     """
     trained, tensors = states.trained, leaves.parameters
     gradients = list(map(_grad, tensors))
-    in_place, in_use = _may_write(leaves), states.held()
+    in_place, in_use = leaves.stored(), states.held()
     if all(in_place) and not in_use and all(map(is_, gradients, repeat(None))) and states.names <= reached:
         run(False)  # the usual case, without a loop over the parameters in Python
         deque(map(setattr, tensors, repeat("grad"), states.given), maxlen=0)
@@ -60,14 +58,3 @@ def finish(states: SharedStates, leaves: Leaves, reached: frozenset[str], run: C
         if number in held:
             shared.gradient.copy_(held[number])
     return handed
-
-
-def _may_write(leaves: Leaves) -> list[bool]:
-    """Return whether PyTorch would only store each parameter's gradient: no hook and no other process reads it."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return [False] * len(leaves.parameters)
-    stored = leaves.stored()
-    hooks: list[tuple[Any, ...]] = list(map(_hooks, leaves.parameters))
-    if not any(chain.from_iterable(hooks)):
-        return stored
-    return [stores and not any(both) for stores, both in zip(stored, hooks, strict=True)]

@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 from mbc.pytorch.compiled_model import current_stream
+from mbc.pytorch.exported_model import PARAMETER_HOOKS
 
 torch: Any = importlib.import_module("torch")
+handles: Any = importlib.import_module("torch.utils.hooks").RemovableHandle
+_hooks: Any = attrgetter(*PARAMETER_HOOKS)
 _runs: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
@@ -37,6 +40,7 @@ class Leaves:
         self._handed: list[Any] = []
         self._stream = current_stream(device)  # on which PyTorch uses the gradients
         self._user: weakref.ref[Any] | None = None
+        self._without_hooks = -1  # the number of hooks in this process for which no parameter had one
         every = torch.zeros((), device=device, requires_grad=True)
         self.tensor = _Leaves.apply(self._handed, every, *parameters)
         # PyTorch runs the first node unless a caller names the tensors whose gradients it wants.
@@ -58,11 +62,22 @@ class Leaves:
         return True
 
     def stored(self) -> list[bool]:
-        """Return, within a backward pass, for which parameters PyTorch stores the gradient in `.grad`."""
+        """Return, within a backward pass, for which parameters PyTorch only stores the gradient.
+
+        No hook and no other process reads it.
+        """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return [False] * len(self._sinks)
         try:
-            return [True] * len(self._sinks) if _runs(self._every) else list(map(_runs, self._sinks))
+            stored = [True] * len(self._sinks) if _runs(self._every) else list(map(_runs, self._sinks))
         except RuntimeError:  # torch.autograd.grad takes the gradients itself
             return [False] * len(self._sinks)
+        if self._without_hooks != handles.next_id:
+            hooked = [any(hooks) for hooks in map(_hooks, self.parameters)]
+            if any(hooked):
+                return [stores and not has_hook for stores, has_hook in zip(stored, hooked, strict=True)]
+            self._without_hooks = handles.next_id
+        return stored
 
     def hand(self, gradients: Sequence[Any]) -> None:
         """Hand the gradients of the parameters to PyTorch, within a backward pass of the step."""

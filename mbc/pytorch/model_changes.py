@@ -19,6 +19,7 @@ from mbc.pytorch.compiled_model import PRECISIONS
 from mbc.pytorch.exported_model import HOOKS_OF_ALL_MODULES, MODULE_HOOKS, PARAMETER_HOOKS
 
 torch: Any = importlib.import_module("torch")
+handles: Any = importlib.import_module("torch.utils.hooks").RemovableHandle
 _get: Callable[..., Any] = dict[str, Any].get
 _requires_grad: Callable[[Any], bool] = attrgetter("requires_grad")
 _hooks: Callable[[Any], tuple[Any, ...]] = attrgetter(*PARAMETER_HOOKS)
@@ -86,6 +87,7 @@ class ModelChanges:
         self._hooks = [(path, getattr(module, name)) for path, module in (*inner, *of_losses) for name in MODULE_HOOKS]
         self._hooks += [("(all modules)", getattr(torch.nn.modules.module, name)) for name in HOOKS_OF_ALL_MODULES]
         self._hook_tables = [table for _, table in self._hooks]
+        self._without_hooks = -1  # the number of hooks in this process for which no module had one
         layers = [(f"the layers of '{path or '(the model)'}'", module._modules) for path, module in modules]
         if optimizer is not None:
             of_steps = (getattr(optimizer, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
@@ -104,8 +106,9 @@ class ModelChanges:
             return f"{next(path for path, table, before in self._layers if (*table.values(),) != before)} have changed"
         if not _equal(present := self._settings.present(), self._settings.values):
             return _difference(self._settings, present, self._settings.values)
-        if any(self._hook_tables):
+        if self._without_hooks != handles.next_id and any(self._hook_tables):
             return f"the module '{next(path for path, table in self._hooks if table)}' has hooks"
+        self._without_hooks = handles.next_id
         if any(now is not was for now, was in zip(self._tensors.present(), self._tensors.values, strict=True)):
             rows = zip(self._tensors.names, self._tensors.present(), self._tensors.values, strict=True)
             return f"'{next(name for name, now, was in rows if now is not was)}' was replaced"

@@ -187,8 +187,8 @@ class Planned:
             return program.structured(program.outputs()), True
         ticket.versions = self._states.versions(program.halves.read_again)
         asked = {name for name, tensor in zip(program.halves.taken, read, strict=True) if tensor.requires_grad}
-        asked |= self._states.names
-        ticket.constant = [number for number, names in enumerate(program.reached) if names.isdisjoint(asked)]
+        trained, reached = self._states.names, enumerate(program.reached)
+        ticket.constant = [n for n, names in reached if names.isdisjoint(trained) and names.isdisjoint(asked)]
         if program.halves.device == "cuda":  # PyTorch's thread for a GPU would take 8 us for each parameter, this one 2
             torch._C._set_multithreading_enabled(False)
         ticket.leaves = self._states.leaves(ticket)

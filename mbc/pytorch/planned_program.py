@@ -55,8 +55,14 @@ class PlannedProgram:
 
     def reached_by(self, gradients: Sequence[Any]) -> frozenset[str]:
         """Return the states and inputs that get a gradient from those of the outputs, where None is no gradient."""
+        if all(gradient is not None for gradient in gradients):
+            return self._reached_in_all
         rows = zip(self.reached, gradients, strict=True)
         return frozenset[str]().union(*(names for names, gradient in rows if gradient is not None))
+
+    @cached_property
+    def _reached_in_all(self) -> frozenset[str]:
+        return frozenset[str]().union(*self.reached)
 
     def refusal(self, inputs: Sequence[Any], training: bool) -> str:
         """Return why the program does not take these inputs; an empty text if it does."""

@@ -122,7 +122,8 @@ class SharedStates:
         self._trained_tables, self._trained_keys = [s.table for s in self.trained], [s.key for s in self.trained]
         self.given: list[Any] = [shared.given for shared in self.trained]
         self._homes = [given.data_ptr() for given in self.given]
-        self._storages = [given.untyped_storage()._cdata for given in self.given]
+        self._storages = [given.untyped_storage() for given in self.given]  # held, so that they can be counted
+        self._storage_numbers = [storage._cdata for storage in self._storages]
         self._unused = self._users()
         self._tables, self._keys = [s.table for s in self.shared], [s.key for s in self.shared]
         self._addresses = [s.view.data_ptr() for s in self.shared]
@@ -204,7 +205,9 @@ class SharedStates:
     def count(self) -> None:
         """Count a forward pass in the counters of batch norms."""
         if self._counters:
-            torch._foreach_add_([t[k] for t, k, _ in self._counters], [number for _, _, number in self._counters])
+            numbers = [number for _, _, number in self._counters]
+            several = len(set(numbers)) > 1
+            torch._foreach_add_([t[k] for t, k, _ in self._counters], numbers if several else numbers[0])
 
     def count_on_host(self) -> None:
         """Keep the counters in host memory, where counting launches nothing on a GPU."""
@@ -226,16 +229,14 @@ class SharedStates:
         memory of a gradient (`p.grad.data = …`). Then the tensor stays with its holder, and another tensor over the
         plan's memory takes its place for the next step.
         """
-        addresses: list[int] = list(map(torch.Tensor.data_ptr, self.given))
-        if addresses != self._homes:
-            for number, (shared, address) in enumerate(zip(self.trained, self._homes, strict=True)):
-                if shared.place is not None and shared.given.data_ptr() != address:
-                    shared.given = shaped(torch.from_dlpack(self._module.shared(shared.place)), shared.view)
-                    self.given[number] = shared.given
-                    self._storages[number] = shared.given.untyped_storage()._cdata
-        users = self._users()
-        if users == self._unused:
+        if self._users() == self._unused:
             return set()
+        for number, (shared, address) in enumerate(zip(self.trained, self._homes, strict=True)):
+            if shared.place is not None and shared.given.data_ptr() != address:
+                shared.given = shaped(torch.from_dlpack(self._module.shared(shared.place)), shared.view)
+                self.given[number], self._storages[number] = shared.given, shared.given.untyped_storage()
+                self._storage_numbers[number] = self._storages[number]._cdata
+        users = self._users()
         rows = zip(zip(*users, strict=True), zip(*self._unused, strict=True), strict=True)
         return {number for number, (now, unused) in enumerate(rows) if now != unused}
 
@@ -245,7 +246,7 @@ class SharedStates:
         return (
             list(map(sys.getrefcount, given)),
             list(map(torch.Tensor._use_count, given)),
-            list(map(torch._C._storage_Use_Count, self._storages)),
+            list(map(torch._C._storage_Use_Count, self._storage_numbers)),
         )
 
     @contextmanager
@@ -279,7 +280,7 @@ class SharedStates:
             self._parted.append((tensor, gradient, tensor.device))
             tensor.grad = None
             tensor.data = tensor.data.to("cpu", copy=True)
-        self.shared, self.trained, self.inputs, self.given, self._leaves = [], (), {}, [], None
+        self.shared, self.trained, self.inputs, self.given, self._storages, self._leaves = [], (), {}, [], [], None
         return parted
 
     def settle(self) -> None:

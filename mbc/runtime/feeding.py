@@ -75,6 +75,7 @@ class Feeder:
         }
         self._staging: dict[int, _Staging] = {}
         self._held: deque[tuple[Any, object]] = deque()
+        self._events: list[Any] = []  # recorded and passed
 
     @property
     def staging_bytes(self) -> int:
@@ -140,6 +141,7 @@ class Feeder:
         while self._held and (len(self._held) >= _DEVICE_INPUTS_AHEAD or self._held[0][0].query()):
             event, owner = self._held.popleft()
             event.synchronize()
+            self._events.append(event)
             del owner  # its memory may be reused only after the copy
         if array.stream not in (None, 1):
             # Another library's stream, of which only the handle is available.
@@ -157,6 +159,6 @@ class Feeder:
             copy.dst_pitch = copy.width_in_bytes = wanted
             copy.height = count
             copy(self._compute)
-        event = self._driver.Event()
+        event = self._events.pop() if self._events else self._driver.Event()
         event.record(self._compute)
         self._held.append((event, array.owner))
