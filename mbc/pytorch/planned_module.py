@@ -271,8 +271,9 @@ class Planned:
             MbcError: MBC341 if no smaller plan fits and PyTorch must not run the model.
         """
         trains = model.training and torch.is_grad_enabled()  # tensors made in torch.inference_mode cannot be trained
-        if not trains or not self._pending.is_empty or not self._memory_checks.take_due():
+        if not (trains and self._memory_checks.is_due and self._pending.is_empty):
             return True
+        self._memory_checks.checked = self._memory_checks.passes
         first = self.programs[0]
         excess = self._compilation.excess_bytes(first)
         if excess <= 0:

@@ -125,11 +125,10 @@ class MemoryChecks:
     checked: int = 1
     replanned: bool = False
 
-    def take_due(self) -> bool:
-        """Return whether memory is to be checked now; this check is then not due any more."""
-        due = self.passes >= 2 * self.checked
-        self.checked = self.passes if due else self.checked
-        return due
+    @property
+    def is_due(self) -> bool:
+        """True if memory is to be checked now."""
+        return self.passes >= 2 * self.checked
 
 
 def limit_of(memory: str | int, reserve: str | int | None, device: str, precision: str) -> Limit | None:

@@ -117,6 +117,8 @@ class SharedStates:
                 self.shared.append(shared)
             elif not isinstance(table[key], torch.nn.Parameter) and id(table[key]) not in taken:
                 self._constants.append((name, table, key, table[key].detach().clone()))
+        counts = [number for _, _, number in self._counters]
+        self._counts = counts if len(set(counts)) > 1 else sum(counts[:1])  # one number for all takes less time
         self.trained = tuple(s for s in self.shared if s.place is not None)
         self.names = frozenset(shared.home.value for shared in self.trained)
         self._trained_tables, self._trained_keys = [s.table for s in self.trained], [s.key for s in self.trained]
@@ -205,9 +207,7 @@ class SharedStates:
     def count(self) -> None:
         """Count a forward pass in the counters of batch norms."""
         if self._counters:
-            numbers = [number for _, _, number in self._counters]
-            several = len(set(numbers)) > 1
-            torch._foreach_add_([t[k] for t, k, _ in self._counters], numbers if several else numbers[0])
+            torch._foreach_add_([table[key] for table, key, _ in self._counters], self._counts)
 
     def count_on_host(self) -> None:
         """Keep the counters in host memory, where counting launches nothing on a GPU."""
