@@ -23,7 +23,7 @@ from mbc.kernels.base import Request
 from mbc.measure.random_pool import numbers, stored_numbers
 from mbc.ops.base import OpKind, ShapeError
 from mbc.ops.control_record import CONTROL_TYPE, control_record
-from mbc.ops.fused import SEVERAL, Fused, leading_products
+from mbc.ops.fused import SEVERAL, Fused, weights_of
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shard import UPDATES_OF_PARTS
 from mbc.ops.weighted_cross_entropy import ClassWeights
@@ -112,7 +112,7 @@ def _with(request: Request, kind: OpKind, inputs: tuple[TensorType, ...], attrib
 def _of_rows(request: Request, kind: OpKind, rows: int, kept: Fraction = _ALL) -> tuple[TensorType, ...]:
     """Return the inputs with `rows` rows each, and with the part `kept` of the planes of each row."""
     # Filters may number as many as the rows, but have no rows. Nor have the tables and biases of attention.
-    weights = {*range(1, 2 * leading_products(request.attributes), 2), *kind.working_inputs}
+    weights = {*weights_of(request.attributes), *kind.working_inputs}
     weights |= {*(kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ())}
     return tuple(
         _thin(t.with_rows(rows), kept) if i not in weights and has_rows(request, t) else t

@@ -204,8 +204,8 @@ def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...
     """Return the outputs of a group, whose members are evaluated one after another.
 
     Values inside the group are not rounded to their storage type, with two exceptions. The input of a pool is rounded,
-    because the first of equal stored elements wins. Results of convolutions and GEMMs are rounded, because kernels
-    round them to their storage type before the epilogue.
+    because the first of equal stored elements wins. Results of convolutions and GEMMs with which a group begins are
+    rounded, because kernels round them to their storage type before the epilogue.
     """
     return _continue(a, list(inputs), a.members, call)
 
@@ -218,6 +218,12 @@ def leading_products(attributes: Attributes) -> int:
     if not isinstance(attributes, Fused):
         return 0
     return sum(1 for _ in takewhile(lambda member: KINDS[member.kind].flops is not None, attributes.members))
+
+
+def weights_of(attributes: Attributes) -> frozenset[int]:
+    """Return the numbers of a group's inputs that are weights of its members."""
+    members = attributes.members if isinstance(attributes, Fused) else ()
+    return frozenset(member.inputs[i] for member in members for i in KINDS[member.kind].working_inputs)
 
 
 def has_product(attributes: Attributes) -> bool:
@@ -249,6 +255,7 @@ def evaluate_epilogue(a: Fused, inputs: Sequence[Array], product: Array, call: C
 
 def _continue(a: Fused, values: list[Array], members: Sequence[Member], call: Call) -> tuple[Array, ...]:
     given = dict(zip(a.given, call.outputs, strict=True))
+    leading = a.members[: leading_products(a)]
     for member in members:
         kind = KINDS[member.kind]
         assert kind.evaluate is not None
@@ -257,7 +264,7 @@ def _continue(a: Fused, values: list[Array], members: Sequence[Member], call: Ca
             taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
         results = kind.evaluate(member.attributes, taken, replace(call, outputs=types))
-        values += results if kind.flops is None else [stored(value, call.precision.working) for value in results]
+        values += [stored(value, call.precision.working) for value in results] if member in leading else results
     return tuple(values[n] for n in a.given)
 
 

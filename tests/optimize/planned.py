@@ -219,7 +219,7 @@ def stepped(plan: Plan, transfers: Transfers = Transfers.IN_ORDER) -> dict[str, 
     losses: list[float] = []
     for _ in range(3):
         pixels = random.standard_normal(image).astype(np.float32)
-        losses.append(float(net.step(pixels, random.integers(0, logits[1], image[0]), lr=0.05)))
+        losses.append(float(net.step(pixels, random.integers(0, logits[1], (logits[0], *logits[2:])), lr=0.05)))
     return {name: np.array(net.state(name)) for name in net.states} | {"losses": np.array(losses)}
 
 

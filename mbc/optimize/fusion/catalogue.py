@@ -8,15 +8,18 @@ from __future__ import annotations
 from mbc.optimize.fusion.catalogue_activations import ACTIVATIONS, GATES, TRANSFORMER_BLOCKS
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     BACKWARD,
+    BACKWARD_THROUGH_RELU,
     BY_MASK,
     CONVOLUTION_FUSED_REMAT,
     DATA_GRADIENT_FUSED_REMAT,
     DATA_GRADIENT_IN_PARTS,
+    DATA_GRADIENT_NORM_REDUCTIONS,
     DATA_GRADIENT_REDUCTIONS,
-    DATA_GRADIENT_REDUCTIONS_BY_SAMPLE,
     DATA_GRADIENT_REDUCTIONS_OF_PARTS,
     MAKE_MASK,
+    NARROW_HEADS,
     NORMALIZE,
+    NORMALIZE_RELU,
     PAIR_FUSED_REMAT,
     PAIR_REDUCTIONS,
     REDUCTIONS,
@@ -32,7 +35,7 @@ _STATISTICS = "mean, variance = batch_statistics(x)"
 
 PATTERNS: tuple[Pattern, ...] = (
     # Forward, one pass over all operands: two or three are read, one is written.
-    Pattern.of(f"z = {NORMALIZE}", "y = relu(z)"),
+    Pattern.of(*NORMALIZE_RELU),
     Pattern.of(f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)"),
     Pattern.of(f"z = {NORMALIZE}", _TWICE, "s = add(z, z2)", "y = relu(s)"),
     # The bit mask for its gradient (`mbc.passes.relu_bit_masks`) is written in the same pass.
@@ -76,22 +79,16 @@ PATTERNS: tuple[Pattern, ...] = (
     # Backward through ReLU and batch norm. ReLU's mask is recomputed from x, which both launches read anyway, so that
     # neither y nor the gradient between the two is read or written.
     Pattern.of(
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
-        "d = relu_backward(y, dy)",
-        REDUCTIONS,
-        BACKWARD,
+        *NORMALIZE_RELU,
+        *BACKWARD_THROUGH_RELU,
         launches=(LaunchPattern((0, 1, 2, 3), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
     ),
     # Backward through ReLU and batch norm. ReLU's output gradient is a slice of a concatenation's: it is read in place.
     Pattern.of(
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
+        *NORMALIZE_RELU,
         "dy = channel_slice(wide)",
-        "d = relu_backward(y, dy)",
-        REDUCTIONS,
-        BACKWARD,
+        *BACKWARD_THROUGH_RELU,
         launches=(LaunchPattern((0, 1, 2, 3, 4), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 3, 5), ("dx",))),
         replaces=(2, 3, 4, 5),
     ),
@@ -99,8 +96,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # value is a concatenation itself: the gradient of its own last part is extracted from the sum in the same pass.
     *(
         Pattern.of(
-            f"z = {NORMALIZE}",
-            "y = relu(z)",
+            *NORMALIZE_RELU,
             "d = relu_backward(y, dy)",
             REDUCTIONS,
             BACKWARD.replace("dx", "b"),
@@ -127,8 +123,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # Other operations read the input of the pool, too: it is written in the same pass.
     *(
         Pattern.of(
-            f"z = {NORMALIZE}",
-            "y = relu(z)",
+            *NORMALIZE_RELU,
             f"{', '.join(outputs)} = max_pool(y)",
             launches=(LaunchPattern((0, 1, 2), ("y", *outputs)),),
         )
@@ -151,26 +146,20 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "dy = add(s, r)"),
     Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "z = add(s, r)", "dy = add(z, z2)"),
     Pattern.of(
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
+        *NORMALIZE_RELU,
         "b = max_pool_backward(index, dp)",
         "dy = add(a, b)",
-        "d = relu_backward(y, dy)",
-        REDUCTIONS,
-        BACKWARD,
+        *BACKWARD_THROUGH_RELU,
         launches=(LaunchPattern((0, 1, 2, 3, 4, 5), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 3, 4, 6), ("dx",))),
         replaces=(2, 3, 4, 5, 6),
     ),
     # The pool's input was also concatenated: the other addend of its gradient is a slice of a wider gradient.
     Pattern.of(
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
+        *NORMALIZE_RELU,
         "b = max_pool_backward(index, dp)",
         "a = channel_slice(wide)",
         "dy = add(a, b)",
-        "d = relu_backward(y, dy)",
-        REDUCTIONS,
-        BACKWARD,
+        *BACKWARD_THROUGH_RELU,
         launches=(
             LaunchPattern((0, 1, 2, 3, 4, 5, 6), ("dgamma", "dbeta")),
             LaunchPattern((0, 1, 2, 3, 4, 5, 7), ("dx",)),
@@ -202,20 +191,15 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern.of(REDUCTIONS, BACKWARD, launches=(LaunchPattern((0, 1), ("dgamma", "dbeta", "dx")),)),
     Pattern.of(
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
-        THROUGH_RELU,
-        REDUCTIONS,
-        BACKWARD,
+        *NORMALIZE_RELU,
+        *BACKWARD_THROUGH_RELU,
         launches=(LaunchPattern((0, 1, 2, 3, 4), ("dgamma", "dbeta", "dx")),),
         replaces=(2, 3, 4),
     ),
     *(
         Pattern.of(
             *added,
-            THROUGH_RELU,
-            REDUCTIONS,
-            BACKWARD,
+            *BACKWARD_THROUGH_RELU,
             launches=(LaunchPattern(tuple(range(3 + len(added))), ("d", "dgamma", "dbeta", "dx")),),
         )
         for added in ((), ("dy = add(a, b)",))
@@ -230,9 +214,10 @@ PATTERNS: tuple[Pattern, ...] = (
         Pattern.of("x = convolution(a, w)", statistics, launches=(LaunchPattern((0, 1), ("x", "mean", "variance")),))
         for statistics in (_STATISTICS, _STATISTICS.replace("batch", "instance"))
     ),
+    *NARROW_HEADS,
     DATA_GRADIENT_IN_PARTS,
     *DATA_GRADIENT_REDUCTIONS,
-    *DATA_GRADIENT_REDUCTIONS_BY_SAMPLE,
+    *DATA_GRADIENT_NORM_REDUCTIONS,
     *DATA_GRADIENT_REDUCTIONS_OF_PARTS,
     *REMAT_INSIDE,
     *REMAT_INSIDE_REDUCTIONS,
@@ -243,8 +228,7 @@ PATTERNS: tuple[Pattern, ...] = (
 # operands anyway. Within a budget they run where ReLU's output was not kept (`mbc.optimize.remat.fused_remat`).
 RELU_FUSED_REMAT: tuple[Pattern, ...] = (
     Pattern.of(
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
+        *NORMALIZE_RELU,
         THROUGH_RELU,
         REDUCTIONS,
         launches=(LaunchPattern((0, 1, 2, 3), ("y", "dgamma", "dbeta")),),

@@ -19,6 +19,9 @@ _ADD = "dy = add(a, b)"
 _DATA_GRADIENT = "dy = convolution_backward_data(g, w)"
 _DATA_GRADIENT_ADDED = (_DATA_GRADIENT.replace("dy", "a"), _ADD)
 _CONVOLUTION = "x = convolution(image, w)"
+NORMALIZE_RELU = (f"z = {NORMALIZE}", "y = relu(z)")
+BACKWARD_THROUGH_RELU = (THROUGH_RELU, REDUCTIONS, BACKWARD)
+_NORM_RELUS = ("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu")
 _RELU_GRADIENTS = ((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK)  # ReLU's gradient: by its output, or by its bit mask
 # Behind a residual sum the shortcut contributes a gradient, too. So launches with both GEMMs, and launches that
 # recompute the sum, are for such a sum of gradients alone (decision 066).
@@ -53,42 +56,37 @@ def _after_residual_sum(products: tuple[str, ...], mask: tuple[str, ...], throug
 
 # Reductions over the gradient through ReLU, in the epilogue of a data gradient, which is stored or not. A second
 # gradient may be added to the data gradient first.
-DATA_GRADIENT_REDUCTIONS: tuple[Pattern, ...] = (
-    *(
-        _single_launch(*gradient, through_relu, REDUCTIONS, writes="d dgamma dbeta", measured=True)
-        for gradient, through_relu in (
-            ((_DATA_GRADIENT,), THROUGH_RELU),
-            (_DATA_GRADIENT_ADDED, THROUGH_RELU),
-            (_DATA_GRADIENT_ADDED, BY_MASK),
-        )
-    ),
-    Pattern.of(
-        _DATA_GRADIENT,
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
-        THROUGH_RELU,
-        REDUCTIONS,
-        BACKWARD,
-        launches=(LaunchPattern((0, 1, 2, 3, 4), ("dy", "dgamma", "dbeta")), LaunchPattern((1, 2, 3, 5), ("dx",))),
-        replaces=(0, 3, 4, 5),
-        measured=True,
-    ),
-)
-# The last pattern of these for instance normalisation, whose activation may be a leaky ReLU: its second launch is a
-# generated one.
-DATA_GRADIENT_REDUCTIONS_BY_SAMPLE: tuple[Pattern, ...] = tuple(
-    Pattern.of(
-        _DATA_GRADIENT,
-        f"z = {NORMALIZE}".replace("batch", "instance"),
-        f"y = {relu}(z)",
-        f"d = {relu}_backward(y, dy)",
-        *(text.replace("batch", "instance") for text in (REDUCTIONS, BACKWARD)),
-        launches=DATA_GRADIENT_REDUCTIONS[-1].launches,
-        replaces=DATA_GRADIENT_REDUCTIONS[-1].replaces,
-        measured=True,
+DATA_GRADIENT_REDUCTIONS: tuple[Pattern, ...] = tuple(
+    _single_launch(*gradient, through_relu, REDUCTIONS, writes="d dgamma dbeta", measured=True)
+    for gradient, through_relu in (
+        ((_DATA_GRADIENT,), THROUGH_RELU),
+        (_DATA_GRADIENT_ADDED, THROUGH_RELU),
+        (_DATA_GRADIENT_ADDED, BY_MASK),
     )
-    for relu in ("relu", "leaky_relu")
 )
+# Those of a norm and an activation that are recomputed; the second launch of instance normalisation is a generated one.
+_OF_NORMS = Pattern.of(
+    *(_DATA_GRADIENT, *NORMALIZE_RELU, *BACKWARD_THROUGH_RELU),
+    launches=(LaunchPattern((0, 1, 2, 3, 4), ("dy", "dgamma", "dbeta")), LaunchPattern((1, 2, 3, 5), ("dx",))),
+    replaces=(0, 3, 4, 5),
+    measured=True,
+)
+DATA_GRADIENT_NORM_REDUCTIONS = tuple(_OF_NORMS.with_norm(norm, relu) for norm, relu in _NORM_RELUS)
+# A last layer of few filters behind a norm and an activation: the activation is recomputed from the norm's input, its
+# gradient from the filters' gradients, and neither is stored.
+_OF_HEADS = (
+    Pattern.of(*NORMALIZE_RELU, "p = convolution(y, w)", "o = bias_add(p, bias)", late=True, measured=True),
+    Pattern.of(
+        *(*NORMALIZE_RELU, _DATA_GRADIENT, "dw = convolution_backward_filter(y, g)", *BACKWARD_THROUGH_RELU),
+        launches=(
+            LaunchPattern((0, 1, 2, 3, 4, 5), ("dw", "dgamma", "dbeta")),
+            LaunchPattern((0, 1, 2, 4, 6), ("dx",)),
+        ),
+        replaces=(2, 3, 4, 5, 6),
+        measured=True,
+    ),
+)
+NARROW_HEADS = tuple(pattern.with_norm(norm, relu) for norm, relu in _NORM_RELUS for pattern in _OF_HEADS)
 # The gradient of a concatenation of two values, which is written in their places.
 DATA_GRADIENT_IN_PARTS = Pattern.of(
     "wide = convolution_backward_data(g, w)",
@@ -101,8 +99,7 @@ DATA_GRADIENT_IN_PARTS = Pattern.of(
 DATA_GRADIENT_REDUCTIONS_OF_PARTS: tuple[Pattern, ...] = tuple(
     Pattern.of(
         _DATA_GRADIENT,
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
+        *NORMALIZE_RELU,
         THROUGH_RELU,
         REDUCTIONS,
         BACKWARD.replace("dx", "b"),
@@ -129,11 +126,8 @@ REMAT_INSIDE: tuple[Pattern, ...] = (
     *(
         Pattern.of(
             _CONVOLUTION,
-            f"z = {NORMALIZE}",
-            "y = relu(z)",
-            THROUGH_RELU,
-            REDUCTIONS,
-            BACKWARD,
+            *NORMALIZE_RELU,
+            *BACKWARD_THROUGH_RELU,
             launches=(
                 LaunchPattern((*recomputed, 1, 2, 3, 4), ("dgamma", "dbeta")),
                 LaunchPattern((0, 1, 2, 3, 5), ("dx",)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mbc.ir.graph import Operation
@@ -92,6 +92,11 @@ class Pattern:
         everything = tuple(range(len(texts)))
         launches = launches or (LaunchPattern(everything, statements[-1].outputs),)
         return Pattern(statements, launches, replaces or everything, late, measured)
+
+    def with_norm(self, norm: str, relu: str) -> Pattern:
+        """Return the pattern with another norm and activation in the places of batch normalisation and ReLU."""
+        kinds = (s.kind.replace("batch_norm", f"{norm}_norm").replace("relu", relu) for s in self.statements)
+        return replace(self, statements=tuple(replace(s, kind=k) for s, k in zip(self.statements, kinds, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,10 +326,6 @@ __global__ void mean_iou(const float* overlap, float* mean, int64_t classes) {
   if (threadIdx.x == 0) mean[0] = static_cast<float>(score.loss / score.correct);
 }
 
-}  // namespace mbc
-
-namespace mbc {
-
 template <typename T, bool REGIONS>
 void run_dice_sums(const MbcCall& call, bool backward) {
   const auto& a = arguments<SegmentationArguments>(call);
@@ -350,14 +346,6 @@ inline const char* run_dice_sums(const MbcCall& call, bool backward) {
   return launched();
 }
 
-}  // namespace mbc
-
-extern "C" const char* mbc_dice_sums(const MbcCall& call) { return mbc::run_dice_sums(call, false); }
-
-extern "C" const char* mbc_dice_sums_backward(const MbcCall& call) { return mbc::run_dice_sums(call, true); }
-
-namespace mbc {
-
 inline const char* run_dice_mean(const MbcCall& call, bool backward) {
   const auto& a = arguments<DiceMeanArguments>(call);
   const auto& of = call.reals;
@@ -374,6 +362,10 @@ inline const char* run_dice_mean(const MbcCall& call, bool backward) {
 }
 
 }  // namespace mbc
+
+extern "C" const char* mbc_dice_sums(const MbcCall& call) { return mbc::run_dice_sums(call, false); }
+
+extern "C" const char* mbc_dice_sums_backward(const MbcCall& call) { return mbc::run_dice_sums(call, true); }
 
 extern "C" const char* mbc_dice_mean(const MbcCall& call) { return mbc::run_dice_mean(call, false); }
 

@@ -7,6 +7,7 @@ own; tests/gpu tests it.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward, Upda
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import join
 from mbc.ops.group_norm import LayerNorm
-from mbc.ops.instance_norm import InstanceNormalize
+from mbc.ops.instance_norm import InstanceNormalize, InstanceNormalizeBackward
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.matrix import Cast
 from mbc.ops.pooling import AveragePool, MaxPool
@@ -34,8 +35,9 @@ from mbc.optimize.fusion.catalogue_conv1x1 import (
     CONVOLUTION_FUSED_REMAT,
     DATA_GRADIENT_FUSED_REMAT,
     DATA_GRADIENT_IN_PARTS,
+    DATA_GRADIENT_NORM_REDUCTIONS,
     DATA_GRADIENT_REDUCTIONS,
-    DATA_GRADIENT_REDUCTIONS_BY_SAMPLE,
+    NARROW_HEADS,
     PAIR_FUSED_REMAT,
     PAIR_REDUCTIONS,
     REMAT_INSIDE,
@@ -259,6 +261,7 @@ POINT_FORMS = tuple(
         (CONVOLUTION_FUSED_REMAT[:1], POINTS),
         (CONVOLUTION_FUSED_REMAT[1:], BEHIND_POINTS),
         ((*DATA_GRADIENT_REDUCTIONS, *DATA_GRADIENT_FUSED_REMAT), GRADIENT_POINTS),
+        (DATA_GRADIENT_NORM_REDUCTIONS[:1], GRADIENT_POINTS),
         (REMAT_INSIDE_REDUCTIONS, POINTS[1:2]),
         ((*PAIR_REDUCTIONS, *PAIR_FUSED_REMAT), PAIR_POINTS),
         ((*REMAT_INSIDE[:2], REMAT_INSIDE[-1]), POINTS[:1]),
@@ -313,23 +316,35 @@ SWEPT: tuple[tuple[int, int, int, tuple[int, ...]], ...] = (
 )
 
 
-def _swept() -> Iterable[Case]:
-    """Yield data gradients with the sums of a norm's gradient."""
-    for pattern in (DATA_GRADIENT_REDUCTIONS[-1], *DATA_GRADIENT_REDUCTIONS_BY_SAMPLE):
-        part = pattern.launches[0]
-        for (rows, channels, filters, size), affine in itertools.product(SWEPT, (True, False)):
-            shape = rows, filters, *size
+# Of a last layer behind a norm: rows, filters, channels, size. More pixels than a warp shares, and than a part has.
+HEADS: tuple[tuple[int, int, int, tuple[int, ...]], ...] = (
+    (2, 2, 64, (5, 9)),
+    (3, 3, 32, (4, 17, 8)),
+    (1, 4, 24, (1, 2)),
+    (2, 1, 264, (33, 8)),
+)
+
+
+def _beside_norms() -> Iterable[Case]:
+    """Yield data gradients with the sums of a norm's gradient, and every launch of a last layer behind a norm."""
+    swept = ((pattern, pattern.launches[:1], SWEPT, 3) for pattern in DATA_GRADIENT_NORM_REDUCTIONS)
+    heads = ((pattern, pattern.launches, HEADS, 1) for pattern in NARROW_HEADS)
+    for pattern, parts, shapes, taps in (*swept, *heads):
+        for part, (rows, others, channels, size), affine in itertools.product(parts, shapes, (True, False)):
+            shape = rows, channels, *size
+            own = {"instance_normalize_backward": InstanceNormalizeBackward(EPS, math.prod(size))}
+            product = Convolution(size, (taps,) * len(size), pad=(taps // 2,) * 2 * len(size))
             members = [_operation(n, pattern.statements[n], shape, affine, WINDOWS[0]) for n in part.statements]
-            product = Convolution(size, (3,) * len(size), pad=(1, 1) * len(size))
-            joined = join([replace(members[0], attributes=product), *members[1:]], part.writes)
-            of_samples = (rows, filters, *(1,) * len(size)) if "instance" in joined.kind else (filters,)
+            attributes = (product if KINDS[o.kind].flops else own.get(o.kind, o.attributes) for o in members)
+            joined = join([replace(o, attributes=a) for o, a in zip(members, attributes, strict=True)], part.writes)
+            of_samples = (rows, channels, *(1,) * len(size)) if "instance" in joined.kind else (channels,)
             operands = {
-                "g": w(rows, channels, *size),
-                "w": w(channels, filters, *product.kernel),
-                "mean": m(*of_samples, make=positive),
-                "variance": m(*of_samples, make=positive),
+                "g": w(rows, others, *size),
+                "w": w(others, channels, *product.kernel),
+                "bias": m(others),
+                **{name: m(*of_samples, make=positive) for name in ("mean", "variance", "dgamma", "dbeta")},
             }
-            name = f"{joined.kind}-{'x'.join(map(str, shape))}{'' if affine else '-plain'}"
+            name = f"{joined.kind}-{'x'.join(map(str, shape))}-{others}{'' if affine else '-plain'}"
             all_operands = tuple(operands.get(v) or _operand(v, shape, WINDOWS[0]) for v in joined.inputs)
             yield Case(name, joined.kind, joined.attributes, all_operands)
 
@@ -405,7 +420,7 @@ def _parts(proceed: int) -> Iterable[Case]:
         yield _together(kind, [a] * len(operands), operands)
 
 
-GROUPS = (*_cases(), *_ups(), *_points(), *_swept(), *_in_halves(), *_many())
+GROUPS = (*_cases(), *_ups(), *_points(), *_beside_norms(), *_in_halves(), *_many())
 GENERATED_GROUPS = tuple(c for c in GROUPS if c.kind in {k.kind for k in KERNELS.values() if not k.file})
 
 

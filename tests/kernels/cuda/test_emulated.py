@@ -23,6 +23,7 @@ from mbc.kernels.cuda.base import OwnKernel
 from mbc.kernels.cuda.conv import (
     conv1x1,
     conv1x1_narrow,
+    conv1x1_narrow_norm,
     conv_transpose_nonoverlapping,
     direct,
     halo,
@@ -445,7 +446,8 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
 @pytest.mark.parametrize(
     ("kernel", "field", "value", "said"),
     [
-        *((k, "filters", conv1x1_narrow.MOST_FILTERS + 1, "more than eight filters") for k in conv1x1_narrow.KERNELS),
+        *((k, "filters", conv1x1_narrow.MOST_FILTERS + 1, "too many filters") for k in conv1x1_narrow.KERNELS),
+        *((k, "filters", 5, "too many filters") for k in conv1x1_narrow_norm.KERNELS),
         *((k, "channels", 192, "neither 64 nor 128 channels") for k in weight_stationary_conv.KERNELS),
         *((k, "channels", 96, "neither 32 nor 48 nor 64 channels") for k in plane_sweep_conv.KERNELS[:2]),
         *((k, "block_filters", 96, "neither 32 nor 48 nor 64 filters") for k in plane_sweep_conv.KERNELS[:2]),

@@ -25,7 +25,7 @@ SHAPE = (3, 16, 5, 6)
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     pools = ("max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu")
     points = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
-    products = ("conv_transpose_nonoverlapping.cu", *points)
+    products = ("conv1x1_narrow_norm.cu", "conv_transpose_nonoverlapping.cu", *points)
     fused = (
         "batch_norm_activation.cu", "batch_norm_relu.cu", "bias_activation.cu", "batch_norm_single_launch.cu",
         "bn_backward_remat.cu", "concat.cu", "layerwise.cu", "multi_tensor.cu", "sharded.cu",

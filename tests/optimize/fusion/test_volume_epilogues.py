@@ -1,4 +1,4 @@
-"""Norms of volumes in the epilogues of convolutions, and transposed convolutions inside concatenations."""
+"""Norms of volumes in convolutions before and after them, and transposed convolutions inside concatenations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from mbc.plan.model import Kernel, Plan
 from tests.optimize.planned import H200, NoSizes, graph_of, planned_for, stepped
 
 NEW = frozenset({
+    "instance_norm_leaky_relu_conv1x1_narrow",
+    "instance_norm_leaky_relu_conv1x1_narrow_backward",
+    "instance_norm_leaky_relu_conv1x1_narrow_sums",
     "plane_sweep_conv_instance_statistics",
     "plane_sweep_conv_instance_norm_leaky_relu_sums",
     "conv_transpose_bias_add_concat_volume",
@@ -26,11 +29,11 @@ block same(stride) on x {
 }
 network small(batch = 2, classes = 3) {
   input image[batch, 2, 4, 6, 6] : float
-  input target[batch] : class
+  input target[batch, 4, 6, 6] : class
   skip = image |> same(1) |> same(1)
   x = skip |> conv(64, 3, stride=2, pad=1) |> instance_norm |> leaky_relu(0.1)
   up = x |> conv_transpose(32, 2, stride=2, bias=true) @up
-  logits = (up, skip) |> concat |> same(1) |> same(1) |> global_avgpool |> linear(classes)
+  logits = (up, skip) |> concat |> same(1) |> same(1) |> conv(classes, 1, bias=true) @head
   output logits
   loss (logits, target) |> softmax_cross_entropy
 }
@@ -40,7 +43,7 @@ train { optimizer = sgd(momentum=0.9)  precision = fp16 }
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile in which launches take as long as their bytes move, and the new ones `share` times that."""
+    """A profile in which launches take as long as their bytes move, and those of new kernels `share` times that."""
 
     share: float
     origin: str = "made up"
@@ -67,6 +70,9 @@ def test_they_are_used_where_they_were_measured_to_be_fast():
     assert used.count("plane_sweep_conv_instance_norm_leaky_relu_sums") == 2
     assert used.count("conv_transpose_bias_add_concat_volume") == 1
     assert used.count("plane_sweep_conv_halves") == 1
+    assert sorted(kernel for kernel in used if "narrow" in kernel) == sorted(
+        kernel for kernel in NEW if "narrow" in kernel
+    )
     slow = planned(100.0)
     assert NEW.isdisjoint(kernels(slow))
     assert stepped(fast)["losses"] == pytest.approx(stepped(slow)["losses"], rel=1e-3)

@@ -10,6 +10,7 @@
 * `implicit_gemm`: convolutions with windows by mma.sync, with batch statistics in the epilogue, and filter gradients
 * `mma_gemm`: tiles, blocks and estimated times of convolutions by mma.sync
 * `conv1x1_narrow`: pointwise convolutions to at most eight filters
+* `conv1x1_narrow_norm`: pointwise convolutions to at most four filters behind a norm and a (leaky) ReLU
 * `conv_transpose_nonoverlapping`: transposed convolutions whose stride is their filter size
 * `depthwise`: depthwise 3x3 convolutions
 * `depthwise_rows`: depthwise 5x5, 7x7, 1xK and Kx1 convolutions, channels last

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
-from mbc.ir.types import Layout
+from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, OwnKernel, Slice, moved_us, pixel_by_pixel, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
@@ -49,13 +49,13 @@ def _takes(request: Request) -> bool:
         and a.groups == 1
         and conv.features.shape[1] <= MOST_FILTERS
         and channels <= MOST_CHANNELS
-        and channels % _vector(request) == 0
+        and is_vectorized(conv.image)
     )
 
 
-def _vector(request: Request) -> int:
-    """Return the number of channels in 16 bytes."""
-    return VECTOR_BYTES // ConvOperands.of(request).image.dtype.size_bytes
+def is_vectorized(x: TensorType) -> bool:
+    """Return whether the channels of a pixel are whole vectors of 16 bytes."""
+    return x.shape[1] * x.dtype.size_bytes % VECTOR_BYTES == 0
 
 
 def _pixels(request: Request) -> int:
@@ -63,12 +63,17 @@ def _pixels(request: Request) -> int:
     return rows * math.prod(size)
 
 
-def _parts(request: Request) -> int:
-    """Return the number of parts of the filter pass (split-K), for each block of channels."""
-    vectors = ConvOperands.of(request).image.shape[1] // _vector(request)
+def parts_of(x: TensorType, pixels: int, most: int) -> int:
+    """Return the number of parts into which `pixels` are divided for each block of channels, at most `most` blocks."""
+    vectors = x.shape[1] * x.dtype.size_bytes // VECTOR_BYTES
     columns = math.ceil(vectors / WARP)
     threads_y = THREADS // math.ceil(vectors / columns)
-    return max(1, min(MOST_PARTS // columns, _pixels(request) // (threads_y * LEAST_PIXELS)))
+    return max(1, min(most // columns, pixels // (threads_y * LEAST_PIXELS)))
+
+
+def _parts(request: Request) -> int:
+    """Return the number of parts of the filter pass (split-K)."""
+    return parts_of(ConvOperands.of(request).image, _pixels(request), MOST_PARTS)
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
