@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from mbc.pytorch.copies import copy_model
 from mbc.pytorch.model_tensors import first_rows, rows_of, tensors_in
 
 torch: Any = importlib.import_module("torch")
+FakeTensorMode: Any = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode
 checkpoint: Any = importlib.import_module("torch.utils.checkpoint")
 _ROWS = 2  # samples of the example in the first run
 
@@ -24,8 +25,9 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     """Raise MBC330 for a model that applies a `torch.autograd.Function`, whose backward pass mbc would not run.
 
     A copy of the model runs once with two samples of the example; then the autograd graph of its outputs is searched,
-    including parts that PyTorch checkpoints. A model that does not run with two samples runs with all of them. If too
-    little memory is free, as for volumes that only a plan can train, shapes run without numbers.
+    including parts that PyTorch checkpoints. Shapes run without numbers, which takes neither time nor memory, as for
+    volumes that only a plan can train. A model whose operations depend on numbers runs with them. A model that does not
+    run with two samples runs with all of them.
 
     Returns:
         The error if the model does not run with all samples, either; otherwise None.
@@ -38,10 +40,14 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     failed: MbcError | None = None
     for rows in sorted({min(_ROWS, batch), batch}):
         try:
+            inputs = first_rows(example, rows, device)
+            shapes = FakeTensorMode(allow_non_fake_inputs=True)
             try:
-                walk = _walked(model, first_rows(example, rows, device), device)
-            except torch.OutOfMemoryError:  # tensors without numbers have the same graph
-                walk = _walked(model, first_rows(example, rows, "meta"), "meta")
+                walk = _walked(model, list(map(shapes.from_tensor, inputs)), device, shapes)
+            except MbcError:
+                raise
+            except Exception:  # it reads numbers, or has operations without a rule for shapes
+                walk = _walked(model, inputs, device, nullcontext())
         except MbcError:
             raise
         except Exception as error:  # a model may raise anything, perhaps because it expects the whole mini-batch
@@ -54,10 +60,10 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     return failed
 
 
-def _walked(model: Any, inputs: Sequence[Any], device: str) -> _Walk:
-    """Return the graph of a run of a copy of a model."""
+def _walked(model: Any, inputs: Sequence[Any], device: str, mode: Any) -> _Walk:
+    """Return the graph of a run of a copy of a model in a mode of PyTorch."""
     walk = _Walk()
-    with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device):
+    with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device), mode:
         walk.run(copy_model(model, device), inputs)
     return walk
 

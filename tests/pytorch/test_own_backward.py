@@ -14,6 +14,7 @@ from mbc.errors import MbcError
 from tests.pytorch.nets import IMAGES, LABELS, Net, nn, torch, train_beside, trainer_of
 
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+FakeTensor = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensor
 
 
 class Reverse(torch.autograd.Function):
@@ -161,9 +162,22 @@ class Large(Net):
     """A network whose activations do not fit into memory."""
 
     def forward(self, x: Any) -> Any:
-        if not x.is_meta and not torch.compiler.is_exporting():
+        if not x.is_meta and not isinstance(x, FakeTensor):
             raise torch.OutOfMemoryError("no memory")
         return super().forward(x)
+
+
+class Reading(Net):
+    """A network whose operations depend on numbers."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x if torch.compiler.is_exporting() or float(x.sum()) < 1e9 else -x)
+
+
+def test_a_model_that_reads_numbers_is_searched_too():
+    mbc.module(Reading(), IMAGES, device="cpu", fallback="error", progress=False, check=False)
+    with pytest.raises(MbcError, match=r"autograd\.Function.*Reverse in 'body'"):
+        mbc.module(Reading(Reversing()), IMAGES, device="cpu", fallback="error", progress=False)
 
 
 def test_a_model_that_only_a_plan_can_train_is_planned():
