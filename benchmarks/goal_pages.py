@@ -56,7 +56,7 @@ GOALS: Mapping[str, tuple[str, Callable[[Row], str]]] = {
         lambda row: f"{row['over']:.2%}",
     ),
     "posed": (
-        "a GPU that poses as an older one beside `torch.compile` with all that it has: the speedup that the row asks for",
+        "steps of a GPU that poses as an older one, beside `torch.compile` with all that the GPU has",
         lambda row: f"{row['speedup']:.2f}x, asked {row['asked']}x",
     ),
     "two_machines": (
