@@ -31,7 +31,7 @@ def run(job: Job, contender: Contender) -> Result:
     on_gpu = job.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         return Result(problem="this PyTorch has no CUDA")
-    with process_group(job.share, on_gpu), _stream(contender, on_gpu):
+    with process_group(job.share, on_gpu), _stream(contender):
         return _raced(job, contender, on_gpu)
 
 
@@ -76,12 +76,12 @@ def _raced(job: Job, contender: Contender, on_gpu: bool) -> Result:
     )
 
 
-def _stream(contender: Contender, on_gpu: bool) -> AbstractContextManager[Any]:
+def _stream(contender: Contender) -> AbstractContextManager[Any]:
     """Return the stream on which a captured step is created, warmed up, captured and replayed.
 
     DDP accumulates gradients on the stream on which it was created, and the default stream cannot be captured.
     """
-    return torch.cuda.stream(torch.cuda.Stream()) if contender.graph and on_gpu else nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream()) if contender.graph else nullcontext()
 
 
 def _timed(job: Job, step: Callable[[], Any], on_gpu: bool) -> Timing:

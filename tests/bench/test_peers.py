@@ -11,6 +11,8 @@ from mbc.bench import contender as process
 from mbc.bench.contender_messages import MBC, Contender, Job, Result
 from mbc.bench.race import TOLERANCES, compared
 from mbc.ir.types import Precision
+from mbc.runtime.machine import Memory
+from mbc.runtime.module import Module
 from tests.bench.jobs import job
 
 # What rounding alone makes of four steps of these networks, at a hundred times the rate that is used for timing.
@@ -67,6 +69,13 @@ def test_clipped_gradients(tmp_path: Path, peer: str, precision: str):
     for alone in limits[:2]:
         other = process.run(job(tmp_path, "small", precision, (alone, limits[2])), Contender(MBC, "eager"))
         assert other.losses[1] != pytest.approx(ours.losses[1], rel=1e-5), "both limits matter"
+
+
+@pytest.mark.parametrize("overhead", [None, 7])
+def test_memory_of_mbc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overhead: int | None):
+    monkeypatch.setattr(Module, "memory", Memory(1, 100, 2, overhead, 3, 4, prefetch_taken=20))
+    result = process.run(job(tmp_path), Contender(MBC, "eager"))
+    assert (result.peak_bytes, result.device_bytes) == (120, 120 + (overhead or 0))
 
 
 def test_a_wrong_update_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -102,6 +102,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Tensor], tuple[Any, ...]]]
     ),
     "padding by a number": (IMAGE, lambda x: F.pad(x, (1, 2, 0, -1), value=0.75), ()),
     "padding of channels": (IMAGE, lambda x: F.pad(x, (0, 0, 1, 0, 2, 1)), ()),
+    "padding of channels by a number": (IMAGE, lambda x: F.pad(x, (0, -1, 1, 0, 2, 1), value=-2.0), ()),
     "padding of a line": (LINE, lambda x: F.pad(x, (2, 1)), ()),
     "reflected line": (LINE, lambda x: F.pad(x, (2, 1), mode="reflect"), ()),
     "circular": (IMAGE, lambda x: F.pad(x, (2, 1, 0, 3), mode="circular"), ()),

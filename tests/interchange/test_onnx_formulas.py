@@ -175,8 +175,9 @@ def test_convolutions_of_rows(tmp_path: Path) -> None:
 
 
 def test_windows_that_the_language_has_otherwise(tmp_path: Path) -> None:
-    last = node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], pads=[2, 0, 0, 0])
-    assert "windows without any pixel" in refusal(tmp_path, last, drawn(2, 3, 6, 6))
+    for pads, reason in ([2, 0, 0, 0], "without any pixel"), ([0, 0, 0, 2], "any pixel"), ([0, -1, 1, 0], "negative"):
+        last = node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], pads=pads)
+        assert reason in refusal(tmp_path, last, drawn(2, 3, 6, 6))
     last = node("MaxPool", ["h"], ["y"], kernel_shape=[17, 17])
     assert "more than 256 pixels" in refusal(tmp_path, last, drawn(1, 1, 20, 20))
 

@@ -136,6 +136,9 @@ def test_sizes_that_users_expect() -> None:
     assert w.type(w("upsample", image, size=(7, 500), mode="bilinear")).shape == (2, 3, 7, 500)
     assert w.type(w("concat", image, image)).shape == (2, 6, 227, 227)
     assert w.type(w("flatten", image)).shape == (2, 3 * 227 * 227)
+    for reduction in ("sum", "mean", "amax"):
+        assert w.type(w(reduction, image, axes=(2,))).shape == (2, 3, 227)
+        assert w.type(w(reduction, image, axes=(2,), keep=True)).shape == (2, 3, 1, 227)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -240,6 +243,14 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
         with pytest.raises(ShapeError) as error:
             w(layer, *inputs, **settings)
         assert message in str(error.value), layer
+
+
+@pytest.mark.parametrize(("size", "is_rounded"), [((6, 7), True), ((7, 5), True), ((7, 8), False), ((4, 6), False)])
+def test_a_concatenation_of_sizes_that_a_stride_rounded_has_a_hint(size: tuple[int, int], is_rounded: bool) -> None:
+    w = Writer(2)
+    with pytest.raises(ShapeError, match="differ in more than their channels") as error:
+        w("concat", w.input("image", 4, 6, 6), w.input("other", 4, *size))
+    assert ("for a skip connection" in str(error.value)) == is_rounded
 
 
 def test_batch_norm_of_one_value_is_refused() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,22 @@ def test_for_a_script():
     assert [row["name"] for row in document["operations"]] == [one.summary.name for one in bounds]
     assert {row["bound"] for row in document["operations"]} <= {"memory", "arithmetic"}
     assert roofline_document(plan, None, infer=True)["floor"] is None
+
+
+def test_a_group_with_one_estimate_is_estimated():
+    plan = small_plan()
+    launches = (
+        replace(launch, work=replace(launch.work, measured=True)) if launch.operations == ("first",) else launch
+        for launch in plan.train.launches
+    )
+    plan = replace(plan, train=replace(plan.train, launches=tuple(launches)))
+    document = roofline_document(plan, None)
+    for rows, is_estimated in ("operations", [False, True]), ("kinds", [True]):
+        assert [row["estimated"] for row in document[rows] if row["kind"] == "convolution"] == is_estimated
+    lines = roofline_text(plan, None, width=160, by_kind=True).splitlines()
+    for words, mark in ("convolution  ", True), ("guard  ", False), ("all  ", True), ("all kernels, serially", True):
+        (line,) = (line for line in lines if line.startswith(words))
+        assert ("~" in line) == mark, line
 
 
 def test_copies_are_limited_by_their_link_and_beside_the_kernels():

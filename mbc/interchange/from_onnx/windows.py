@@ -84,7 +84,9 @@ def _check_windows(kind: str, op: Operator, pool: MaxPool) -> None:
         Refused: The windows differ.
     """
     most = map(max, pool.before, pool.after)
-    if min(pool.pad) < 0 or any(pad >= span for pad, span in zip(most, pool.span, strict=True)):
+    if min(pool.pad) < 0:
+        raise Refused("its padding is negative", "slice the images before they are pooled")
+    if any(pad >= span for pad, span in zip(most, pool.span, strict=True)):
         raise Refused("its padding leaves windows without any pixel", "pad less than the kernel")
     if kind == "max" and math.prod(pool.kernel) > _MOST_POSITIONS:
         raise Refused(f"its windows have more than {_MOST_POSITIONS} pixels", "use smaller windows")

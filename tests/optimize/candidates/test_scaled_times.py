@@ -165,6 +165,15 @@ def test_deciding_times_of_farther_sizes_count_less(rows: int, share: float):
         assert after[key].time_us == pytest.approx(share * candidate.time_us) and after[key].measured
 
 
+@pytest.mark.parametrize(("rows", "is_near"), [((16,), True), ((8, 16), True), ((256, 512), True), ((8, 512), False)])
+def test_one_near_size_among_others_suffices(rows: tuple[int, ...], is_near: bool):
+    measured_at = {k: v for n in rows for k, v in step_at(n).measurements.items()}
+    scaled_table = table(64, replace(step_at(rows[0]), measurements=measured_at))
+    assert scaled_table.other_sizes is not None and effort.NEAR_TIMES == 4
+    request = scaled_table.request(first(scaled_table), scaled_table.whole)
+    assert scaled_table.other_sizes.is_near(request) == is_near
+
+
 def parts(here_us: float, here_date: str, there_date: str) -> Profile:
     """Return a profile of the first convolution: 4 rows by a library, 8 rows by a library and a kernel of mbc."""
     scaled_table = table(16)

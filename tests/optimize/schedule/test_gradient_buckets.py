@@ -230,8 +230,15 @@ def test_ranks_with_other_rows_sum_gradients_in_one_layout(network: str, precisi
     assert first == second and len(set(first.values())) == 2
 
 
-def test_gathers_keep_their_place_in_the_graph() -> None:
-    """Buckets come between or after the gathers. All collectives run on one stream, in the given order."""
+@pytest.mark.parametrize("sums_take_time", [True, False])
+def test_gathers_keep_their_place_in_the_graph(sums_take_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets come between or after the gathers. All collectives run on one stream, in the given order.
+
+    If sums take no time, updates follow as soon as all launches that read the parameters have run.
+    """
+    monkeypatch.setattr(effort, "UPDATE_PART_MIN_US", 0.0)
+    if not sums_take_time:
+        monkeypatch.setattr(CollectiveModel, "cost", lambda *_: CollectiveCost(0.0, True))
     table, draft = shared_table("synchronised"), one_by_one("synchronised")
     gathers = tuple((op.name,) for op in table.graph.train if op.kind == "all_gather")
     ways = tuple(bucketings(draft))
