@@ -2,7 +2,7 @@
 // (focal) cross entropies beside them; the gradient of all these sums in one pass; and the number of positions of a
 // mini-batch that logits and targets give to each class. Probabilities are computed again wherever they are needed.
 // Bytes      logits and target in; for the sums logits are read twice more, from the cache.
-// Threads    256. Sums: a block takes tiles of 2048 positions of an image (or of all images), a thread 8 of them, whose
+// Threads    256. Sums: a block takes tiles of 1024 positions of an image (or of all images), a thread 4 of them, whose
 //            maximum and total stay in registers; then class by class a warp adds by shuffles, and for 32 classes
 //            together the 8 warps add through shared memory. Gradient: a thread for each position.
 // Reduction  `parts` blocks for each image write sums in fp64, which are added in order: the same bits in every run.
@@ -13,30 +13,29 @@
 
 namespace mbc {
 
-constexpr int THREAD_POSITIONS = 8;                 // positions of a thread
-constexpr int SUM_WARPS = THREADS / 32;
-constexpr int CLASSES_AT_ONCE = 32;
+// Positions of a thread in a tile are as in mbc/kernels/cuda/pointwise/segmentation.py.
+constexpr int THREAD_POSITIONS = 4, SUM_WARPS = THREADS / 32, CLASSES_AT_ONCE = 32;
 
-// Targets and logits [rows, classes, inner], and which positions count.
-template <typename T>
+// Targets and logits [rows, classes, inner], and which positions count. CLASSES: their number, 0 if it is not known to the
+// compiler, which then reads the logits of one position after another.
+template <typename T, int CLASSES>
 struct Labelled {
   const T* logits;
   const int32_t* target;
-  int64_t classes, inner;
+  int64_t any_classes, inner;
   bool last, ignores;
   int64_t ignored;
 
+  __device__ int64_t classes() const { return CLASSES > 0 ? CLASSES : any_classes; }
   __device__ const T* row(int64_t p) const {
-    return logits + (last ? start_of<true>(p, classes, inner) : start_of<false>(p, classes, inner));
+    return logits + (last ? start_of<true>(p, classes(), inner) : start_of<false>(p, classes(), inner));
   }
   __device__ int64_t stride() const { return last ? 1 : inner; }
   __device__ bool left_out(int64_t t) const { return ignores && t == ignored; }
-  __device__ bool is_class(int64_t t) const { return t >= 0 && t < classes; }
+  __device__ bool is_class(int64_t t) const { return t >= 0 && t < classes(); }
 };
 
-struct ClassPair {
-  float first, second;
-};
+struct ClassPair { float first, second; };
 
 // How sums are formed (`Dice` in mbc/ops/dice.py).
 struct DiceSettings {
@@ -57,9 +56,7 @@ struct DiceSettings {
 };
 
 // A probability, 1 less it, and the logarithms of both, negative.
-struct Probability {
-  float p, q, log_p, log_q;
-};
+struct Probability { float p, q, log_p, log_q; };
 
 __device__ inline Probability of_sigmoid(float x) {
   const float e = expf(-fabsf(x)), more = 1.0f / (1.0f + e), less = e / (1.0f + e), logarithm = log1pf(e);
@@ -67,9 +64,9 @@ __device__ inline Probability of_sigmoid(float x) {
 }
 
 // A pair for each class from the first index on, then cross entropy and count. REGIONS: of the sigmoid.
-template <typename T, bool REGIONS>
+template <typename T, int CLASSES, bool REGIONS>
 struct DiceTerms {
-  Labelled<T> of;
+  Labelled<T, CLASSES> of;
   const T* regions;  // the target, in the order of the logits
   DiceSettings settings;
 
@@ -98,11 +95,11 @@ struct DiceTerms {
     at.counts = 1.0f;
     if (!REGIONS) {
       at.own = of.target[p];
-      at.softmax = softmax<1>(at.row, of.classes, of.stride(), 0);
+      at.softmax = softmax<1>(at.row, of.classes(), of.stride(), 0);
       if (!of.is_class(at.own)) at.counts = at.entropy = NAN;
     }
     if (!settings.entropy || at.counts != 1.0f) return at;
-    for (int64_t c = REGIONS ? 0 : at.own; c < (REGIONS ? of.classes : at.own + 1); ++c) {
+    for (int64_t c = REGIONS ? 0 : at.own; c < (REGIONS ? of.classes() : at.own + 1); ++c) {
       const Probability r = probability(at, c);
       const float t = wanted(at, c), ones = !REGIONS && c == 0 ? settings.zeros : settings.ones;
       at.entropy += ones * t * settings.focused(r.q, r.log_p);
@@ -113,7 +110,7 @@ struct DiceTerms {
   __device__ ClassPair pair(const At& at, int64_t column) const {
     const int64_t c = settings.first + column;
     if (at.counts == 0.0f) return {0.0f, 0.0f};
-    if (c >= of.classes) return {at.entropy, REGIONS ? static_cast<float>(of.classes) : at.counts};
+    if (c >= of.classes()) return {at.entropy, REGIONS ? static_cast<float>(of.classes()) : at.counts};
     const float p = probability(at, c).p * at.counts, t = wanted(at, c);
     return {p * t, settings.size(p, t)};
   }
@@ -122,7 +119,7 @@ struct DiceTerms {
 // True if logits and target both give a position to a class, and whether at least one of them does.
 template <typename T>
 struct OverlapTerms {
-  Labelled<T> of;
+  Labelled<T, 0> of;
 
   struct At {
     int64_t best, own;  // -1: counts nowhere
@@ -133,7 +130,7 @@ struct OverlapTerms {
     const T* row = of.row(p);
     float greatest = to_float(row[0]);
     int64_t best = 0;
-    for (int64_t c = 1; c < of.classes; ++c) {  // among equals the first; NaN above all
+    for (int64_t c = 1; c < of.classes(); ++c) {  // among equals the first; NaN above all
       const float v = to_float(row[c * of.stride()]);
       if (v > greatest || (v != v && greatest == greatest)) greatest = v, best = c;
     }
@@ -147,7 +144,7 @@ struct OverlapTerms {
 
 // Each of the `parts` blocks of an image takes every parts-th tile of its positions.
 template <typename Terms>
-__global__ void class_sums(Terms terms, Score* partial, int64_t positions, int64_t classes, int64_t parts) {
+__global__ void __launch_bounds__(THREADS, 4) class_sums(Terms terms, Score* partial, int64_t positions, int64_t classes, int64_t parts) {
   __shared__ ClassPair shared[SUM_WARPS][CLASSES_AT_ONCE];
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int64_t first = blockIdx.x / parts * positions, part = blockIdx.x % parts, tile = static_cast<int64_t>(THREAD_POSITIONS) * THREADS;
@@ -188,18 +185,18 @@ __global__ void class_sums(Terms terms, Score* partial, int64_t positions, int64
   }
 }
 
-// The sums of all parts: `classes` first sums for each image, then as many second sums.
-__global__ void add_class_sums(const Score* partial, float* sums, int64_t rows, int64_t classes, int64_t parts) {
-  for (int64_t i = thread_index(); i < rows * classes; i += thread_count()) {
-    const int64_t n = i / classes, c = i % classes;
-    Score score{0.0, 0.0};
-    for (int64_t k = 0; k < parts; ++k) {
-      score.loss += partial[(n * parts + k) * classes + c].loss;
-      score.correct += partial[(n * parts + k) * classes + c].correct;
-    }
-    sums[2 * n * classes + c] = static_cast<float>(score.loss);
-    sums[(2 * n + 1) * classes + c] = static_cast<float>(score.correct);
+// The sums of all parts: `classes` first sums for each image, then as many second sums. A block adds those of a class.
+__global__ void add_class_sums(const Score* partial, float* sums, int64_t classes, int64_t parts) {
+  const int64_t n = blockIdx.x / classes, c = blockIdx.x % classes;
+  Score score{0.0, 0.0};
+  for (int64_t k = threadIdx.x; k < parts; k += THREADS) {
+    score.loss += partial[(n * parts + k) * classes + c].loss;
+    score.correct += partial[(n * parts + k) * classes + c].correct;
   }
+  score = sum_block(score);
+  if (threadIdx.x > 0) return;
+  sums[2 * n * classes + c] = static_cast<float>(score.loss);
+  sums[(2 * n + 1) * classes + c] = static_cast<float>(score.correct);
 }
 
 template <typename Terms>
@@ -208,19 +205,19 @@ void run_class_sums(const MbcCall& call, const Terms& terms, int64_t rows, int64
   Score* partial = out<Score>(call, 3);
   MBC_LAUNCH((class_sums<Terms>), static_cast<unsigned>(rows * a.parts), THREADS, call.stream, terms, partial, positions,
              a.columns, a.parts);
-  MBC_LAUNCH(add_class_sums, blocks_for(rows * a.columns), THREADS, call.stream, partial, out<float>(call, 2), rows,
+  MBC_LAUNCH(add_class_sums, static_cast<unsigned>(rows * a.columns), THREADS, call.stream, partial, out<float>(call, 2),
              a.columns, a.parts);
 }
 
-template <typename T>
-Labelled<T> labelled(const MbcCall& call) {
+template <typename T, int CLASSES>
+Labelled<T, CLASSES> labelled(const MbcCall& call) {
   const auto& a = arguments<SegmentationArguments>(call);
   const bool last = a.layout == MBC_CHANNELS_LAST || a.inner == 1;
   return {in<T>(call, 0), in<int32_t>(call, 1), a.classes, a.inner, last, a.ignores != 0, a.ignored};
 }
 
-template <typename T, bool REGIONS>
-__global__ void dice_sums_backward(DiceTerms<T, REGIONS> terms, const float* slopes, T* gradient, int64_t positions,
+template <typename T, int CLASSES, bool REGIONS>
+__global__ void dice_sums_backward(DiceTerms<T, CLASSES, REGIONS> terms, const float* slopes, T* gradient, int64_t positions,
                                    int64_t columns) {
   const auto& of = terms.of;
   const auto& settings = terms.settings;
@@ -228,11 +225,11 @@ __global__ void dice_sums_backward(DiceTerms<T, REGIONS> terms, const float* slo
     const auto at = terms.at(p);
     T* dlogits = gradient + (of.row(p) - of.logits);
     if (at.counts != 1.0f) {
-      for (int64_t c = 0; c < of.classes; ++c) dlogits[c * of.stride()] = from_float<T>(0.0f);
+      for (int64_t c = 0; c < of.classes(); ++c) dlogits[c * of.stride()] = from_float<T>(0.0f);
       continue;
     }
-    const float* of_both = slopes + 2 * (p / of.inner) * columns;
-    const bool has_entropy = columns > of.classes - settings.first;
+    const float* of_both = slopes + 2 * quotient(p, of.inner) * columns;
+    const bool has_entropy = columns > of.classes() - settings.first;
     const float entropy = has_entropy ? of_both[columns - 1] : 0.0f;
     const auto slope = [&](int64_t c, float share) {
       const int64_t i = c - settings.first;
@@ -242,12 +239,12 @@ __global__ void dice_sums_backward(DiceTerms<T, REGIONS> terms, const float* slo
     if (!REGIONS) {
       const Probability r = terms.probability(at, at.own);
       own = entropy * (at.own == 0 ? settings.zeros : settings.ones) * settings.steepness(r.p, r.q, r.log_p);
-      for (int64_t c = settings.first; c < of.classes; ++c) {
+      for (int64_t c = settings.first; c < of.classes(); ++c) {
         const float share = terms.probability(at, c).p;
         mean += share * slope(c, share);
       }
     }
-    for (int64_t c = 0; c < of.classes; ++c) {
+    for (int64_t c = 0; c < of.classes(); ++c) {
       const Probability r = terms.probability(at, c);
       float value = r.p * ((REGIONS ? r.q : 1.0f) * slope(c, r.p) - mean);
       if (REGIONS && has_entropy) {
@@ -326,23 +323,28 @@ __global__ void mean_iou(const float* overlap, float* mean, int64_t classes) {
   if (threadIdx.x == 0) mean[0] = static_cast<float>(score.loss / score.correct);
 }
 
-template <typename T, bool REGIONS>
+template <typename T, int CLASSES, bool REGIONS>
 void run_dice_sums(const MbcCall& call, bool backward) {
   const auto& a = arguments<SegmentationArguments>(call);
   const auto real = [&](int i) { return static_cast<float>(call.reals[i]); };
   const DiceSettings settings{a.first, a.squared != 0, a.entropy != 0 && !backward, real(0), real(1), real(2), real(3), real(4)};
-  const DiceTerms<T, REGIONS> terms{labelled<T>(call), in<T>(call, 1), settings};
+  const DiceTerms<T, CLASSES, REGIONS> terms{labelled<T, CLASSES>(call), in<T>(call, 1), settings};
   const int64_t positions = a.rows * a.inner;
   if (!backward)
     run_class_sums(call, terms, a.rows, a.inner);
   else
-    MBC_LAUNCH((dice_sums_backward<T, REGIONS>), blocks_for(positions), THREADS, call.stream, terms, in<float>(call, 2),
+    MBC_LAUNCH((dice_sums_backward<T, CLASSES, REGIONS>), blocks_for(positions), THREADS, call.stream, terms, in<float>(call, 2),
                out<T>(call, 3), positions, a.columns);
 }
 
 inline const char* run_dice_sums(const MbcCall& call, bool backward) {
   const auto& a = arguments<SegmentationArguments>(call);
-  MBC_FOR_TYPE(a.type, T, { a.sigmoid != 0 ? run_dice_sums<T, true>(call, backward) : run_dice_sums<T, false>(call, backward); });
+  MBC_FOR_TYPE(a.type, T, {
+    const auto run = a.sigmoid != 0 ? run_dice_sums<T, 0, true> : a.classes == 2 ? run_dice_sums<T, 2, false>
+                     : a.classes == 3 ? run_dice_sums<T, 3, false> : a.classes == 4 ? run_dice_sums<T, 4, false>
+                     : run_dice_sums<T, 0, false>;
+    run(call, backward);
+  });
   return launched();
 }
 
@@ -374,7 +376,7 @@ extern "C" const char* mbc_dice_mean_backward(const MbcCall& call) { return mbc:
 extern "C" const char* mbc_class_overlap(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SegmentationArguments>(call);
-  MBC_FOR_TYPE(a.type, T, { run_class_sums(call, OverlapTerms<T>{labelled<T>(call)}, 1, a.rows * a.inner); });
+  MBC_FOR_TYPE(a.type, T, { run_class_sums(call, OverlapTerms<T>{labelled<T, 0>(call)}, 1, a.rows * a.inner); });
   return launched();
 }
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, Channels, OwnKernel, Slice, channels_first, image_of, no_reals
-from mbc.kernels.cuda.pointwise.loss import MOST_PARTS, SCORE_BYTES
+from mbc.kernels.cuda.pointwise.loss import SCORE_BYTES
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.dice import Dice, DiceMeanBackward
 from mbc.ops.mean_iou import MeanIou
 
 FILE = "pointwise/segmentation.cu"
-TILE = 8 * THREADS  # positions of a tile; equal to the constant in segmentation.cu
+TILE = 4 * THREADS  # positions of a tile; equal to the constant in segmentation.cu
+MOST_PARTS = 4 * 132  # of all images: the blocks that an H200 runs at a time; a constant, so that sums have one order
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,10 @@ def _mean_iou(at: Slice) -> MeanIouArguments:
 
 KERNELS = (
     *(
-        OwnKernel(kind, FILE, SegmentationArguments, _arguments, reals, workspace=_workspace, launches=2)
+        OwnKernel(kind, FILE, SegmentationArguments, _arguments, reals, workspace=_workspace, launches=2, version=2)
         for kind, reals in (("dice_sums", _sums_reals), ("class_overlap", no_reals))
     ),
-    OwnKernel("dice_sums_backward", FILE, SegmentationArguments, _arguments, _sums_reals),
+    OwnKernel("dice_sums_backward", FILE, SegmentationArguments, _arguments, _sums_reals, version=2),
     *(
         OwnKernel(kind, FILE, DiceMeanArguments, _mean, _mean_reals, layouts=channels_first)
         for kind in ("dice_mean", "dice_mean_backward")
