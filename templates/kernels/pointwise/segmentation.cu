@@ -193,8 +193,7 @@ __global__ void add_class_sums(const Score* partial, float* sums, int64_t classe
     score.loss += partial[(n * parts + k) * classes + c].loss;
     score.correct += partial[(n * parts + k) * classes + c].correct;
   }
-  score = sum_block(score);
-  if (threadIdx.x > 0) return;
+  if (score = sum_block(score); threadIdx.x > 0) return;
   sums[2 * n * classes + c] = static_cast<float>(score.loss);
   sums[(2 * n + 1) * classes + c] = static_cast<float>(score.correct);
 }
@@ -326,8 +325,8 @@ __global__ void mean_iou(const float* overlap, float* mean, int64_t classes) {
 template <typename T, int CLASSES, bool REGIONS>
 void run_dice_sums(const MbcCall& call, bool backward) {
   const auto& a = arguments<SegmentationArguments>(call);
-  const auto real = [&](int i) { return static_cast<float>(call.reals[i]); };
-  const DiceSettings settings{a.first, a.squared != 0, a.entropy != 0 && !backward, real(0), real(1), real(2), real(3), real(4)};
+  const DiceSettings settings{a.first, a.squared != 0, a.entropy != 0 && !backward, real(call, 0), real(call, 1),
+                              real(call, 2), real(call, 3), real(call, 4)};
   const DiceTerms<T, CLASSES, REGIONS> terms{labelled<T, CLASSES>(call), in<T>(call, 1), settings};
   const int64_t positions = a.rows * a.inner;
   if (!backward)
