@@ -53,7 +53,7 @@ struct ConvTranspose : ConvolutionShape {
     kept = ConvTransposeStage::COUNT % chunks == 0;
   }
   __host__ __device__ int32_t tiles() const { return (pixels + TRANSPOSE_PIXELS - 1) / TRANSPOSE_PIXELS; }
-  int64_t image_pixels() const { return int64_t{pixels} * kernel_depth * kernel_height * kernel_width; }
+  __host__ __device__ int64_t image_pixels() const { return int64_t{pixels} * kernel_depth * kernel_height * kernel_width; }
 
   // A block computes the same columns of one tile of pixels after another.
   __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * TRANSPOSE_COLUMNS; }
@@ -109,38 +109,39 @@ __device__ inline void produce_operands(const T* __restrict__ dy, const T* __res
 }
 
 // Copies the other part of a concatenation, divided among all blocks. Copies in flight go through a `buffer` in shared
-// memory, in which each thread has its own addresses: registers would not suffice.
+// memory, in which each thread has its own addresses: registers would not suffice. A thread keeps its eight channels and
+// walks down the pixels, so that few instructions of its two warps stand between copies.
 struct ConcatCopy {
   static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, STAGES = 6;
   static constexpr int BYTES = THREADS * AT_ONCE * STAGES * 16;
 };
 
 template <typename T>
-__device__ inline void copy_concat_part(const T* __restrict__ from, T* __restrict__ to, int64_t elements,
-                                        const Slice& slice, uint4* buffer) {
-  constexpr int N = WIDTH<T>;
-  const int32_t thread = threadIdx.x - PRODUCERS;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * ConcatCopy::THREADS * N, iterations = ConcatCopy::AT_ONCE * step;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * ConcatCopy::THREADS + thread) * N;
-  const auto slot = [&](int32_t iteration, int k) {
-    return buffer + (iteration % ConcatCopy::STAGES * ConcatCopy::AT_ONCE + k) * ConcatCopy::THREADS + thread;
-  };
-  const auto fetch = [&](int64_t i, int32_t iteration) {
+__device__ inline void copy_concat_part(const T* __restrict__ from, T* __restrict__ to, const ConvTranspose& f, uint4* buffer) {
+  constexpr int N = WIDTH<T>, AT_ONCE = ConcatCopy::AT_ONCE;
+  const int32_t thread = threadIdx.x - PRODUCERS, index = static_cast<int32_t>(blockIdx.x) * ConcatCopy::THREADS + thread;
+  const int32_t channels = static_cast<int32_t>(f.all) - f.channels, vectors = channels / N;
+  const int32_t step = static_cast<int32_t>(gridDim.x) * ConcatCopy::THREADS / vectors;  // pixels
+  const int32_t pixel = index / vectors, pixels = static_cast<int32_t>(f.image_pixels());
+  int32_t left = pixel < min(step, pixels) ? (pixels - pixel - 1) / step + 1 : 0, unfetched = left;
+  const T* source = from + int64_t{index} * N;
+  T* target = to + pixel * f.all + (index - pixel * vectors) * N;
+  const int64_t source_step = int64_t{step} * channels, target_step = step * f.all;
+  const auto fetch = [&](uint4* slots) {
 #pragma unroll
-    for (int k = 0; k < ConcatCopy::AT_ONCE; ++k, i += step)
-      cp_async_16(slot(iteration, k), i < elements ? from + i : from, i < elements);
+    for (int k = 0; k < AT_ONCE; ++k, source += source_step)
+      cp_async_16(slots + k * ConcatCopy::THREADS, k < unfetched ? source : from, k < unfetched);
+    unfetched -= AT_ONCE;
     cp_async_commit();
   };
-  for (int32_t iteration = 0; iteration < ConcatCopy::STAGES; ++iteration)
-    fetch(first + iteration * iterations, iteration);
-  int32_t iteration = 0;
-  for (int64_t i = first; i < elements; i += iterations, ++iteration) {
+  for (int32_t stage = 0; stage < ConcatCopy::STAGES; ++stage) fetch(buffer + thread + stage * AT_ONCE * ConcatCopy::THREADS);
+  for (int32_t stage = 0; left > 0; left -= AT_ONCE, stage = stage + 1 < ConcatCopy::STAGES ? stage + 1 : 0) {
+    uint4* const slots = buffer + thread + stage * AT_ONCE * ConcatCopy::THREADS;
     cp_async_wait<ConcatCopy::STAGES - 1>();
 #pragma unroll
-    for (int k = 0; k < ConcatCopy::AT_ONCE; ++k)
-      if (i + k * step < elements)
-        store_held(to + slice(i + k * step), hold<N>(reinterpret_cast<const T*>(slot(iteration, k))));
-    fetch(i + ConcatCopy::STAGES * iterations, iteration);
+    for (int k = 0; k < AT_ONCE; ++k, target += target_step)
+      if (k < left) store_held(target, hold<N>(reinterpret_cast<const T*>(slots + k * ConcatCopy::THREADS)));
+    fetch(slots);
   }
   cp_async_wait<0>();
 }
@@ -222,7 +223,7 @@ __device__ inline void consume_tiles(const char* stages, const ConvTransposeColu
 template <typename T, bool CONCAT>
 __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
     conv_transpose(const T* __restrict__ dy, const T* __restrict__ weight, const float* __restrict__ bias,
-                  const T* __restrict__ other, T* __restrict__ y, int64_t others, Slice slice, ConvTranspose f) {
+                  const T* __restrict__ other, T* __restrict__ y, ConvTranspose f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Pipeline<ConvTransposeStage::COUNT> pipeline;
   __shared__ ConvTransposeColumns columns;
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
     if (threadIdx.x < PRODUCERS)
       produce_operands(dy, weight, stages, pipeline, f);
     else if constexpr (CONCAT)
-      copy_concat_part(other, y + (f.start == 0 ? f.channels : 0), others, slice,
+      copy_concat_part(other, y + (f.start == 0 ? f.channels : 0), f,
                   reinterpret_cast<uint4*>(stages + ConvTransposeStage::COUNT * ConvTransposeStage::BYTES));
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
@@ -251,14 +252,12 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
 template <bool CONCAT, typename T>
 void run_conv_transpose(const MbcCall& call, const ConvTransposeNonoverlappingOperands& at) {
   const ConvTranspose f(arguments<ConvTransposeArguments>(call));
-  const int64_t other_channels = f.all - f.channels;
-  const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, other_channels, f.all, 1) : Slice();
   const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
   const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
   constexpr int SHARED = ConvTransposeStage::COUNT * ConvTransposeStage::BYTES + (CONCAT ? ConcatCopy::BYTES : 0) + 1008;
   MBC_LAUNCH_SHARED((conv_transpose<T, CONCAT>), blocks, PIPELINE_THREADS, SHARED, call.stream,
                     at.dy.as<const T>(), at.weights.as<const T>(), at.bias.as<const float>(), at.other.as<const T>(),
-                    at.y.as<T>(), f.image_pixels() * other_channels, slice, f);
+                    at.y.as<T>(), f);
 }
 
 }  // namespace mbc

@@ -22,6 +22,7 @@ FILTERS = 64  # the filters are a multiple of this number
 CHANNELS = 32  # so are the channels of the larger image
 COLUMNS = 256  # columns of the GEMM in a tile
 VECTOR = 8  # channels of the other part of a concatenation that are copied together
+MOST_OTHERS = 64 * VECTOR  # channels of that part: a pixel is copied by at most the threads of one block
 SHARED_BYTES = 219 << 10  # with the other part of a concatenation; without it 24 KiB less
 TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
@@ -68,7 +69,8 @@ def _takes(request: Request) -> bool:
 
 
 def _takes_concat(request: Request) -> bool:
-    return _first_or_last(request) and _takes(gemms_of(request)[0]) and request.inputs[3].shape[1] % VECTOR == 0
+    fits = _first_or_last(request) and request.inputs[3].shape[1] in range(VECTOR, MOST_OTHERS + 1, VECTOR)
+    return fits and _takes(gemms_of(request)[0])
 
 
 def _arguments(at: Slice) -> ConvTransposeArguments:
