@@ -53,8 +53,9 @@ def test_its_signature_can_be_read() -> None:
         (with_statistics((32, 64, 14, 14), 64, 3), {"cudnn", "mbc"}),
         (with_statistics((32, 64, 14, 14), 128, 3, Precision.BF16), {"mbc"}),
         (with_statistics((16, 64, 512, 512), 64, 3, Precision.BF16), {"mbc"}),
+        (with_statistics((2, 64, 1, 1), 64, 3, Precision.BF16), set[str]()),
     ],
-    ids=["strided", "fp16", "bf16", "large"],
+    ids=["strided", "fp16", "bf16", "large", "pixel"],
 )
 def test_an_estimate_gains_nothing(request_: Request, providers: set[str]) -> None:
     candidates = offered(request_)

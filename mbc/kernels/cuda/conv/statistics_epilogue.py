@@ -33,7 +33,7 @@ def with_statistics(alone: OwnKernel, parts: Callable[[Request], int], kind: str
     """
 
     def takes(request: Request) -> bool:
-        return _wired(request) and alone.takes(convolution_of(request))
+        return _wired(request) and alone.takes(convolution_of(request)) and any(channels_last(statistics_of(request)))
 
     def partial_bytes(request: Request, layout: Layout) -> int:
         return parts(request) * request.outputs[1].elements * STATISTICS_BYTES
