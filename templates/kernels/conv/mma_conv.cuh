@@ -126,10 +126,11 @@ __device__ inline void write_results(int32_t first, int32_t filter, const MmaCon
       if constexpr (COMPUTES_GRADIENT<M>) gradient_operand(with_results) = reinterpret_cast<const T*>(&gradient) - at(j);
       fetched[j] = with_results.template fetch<8>(at(j));
     }
-    if constexpr (REDUCES<R>)
-      if (i == 0)
+    if constexpr (REDUCES<R>) {
 #pragma unroll
-        for (int k = 0; k < 8; ++k) sums.running[k] = r.begin(common_first(r, source.template first<8>(fetched[0], k)));
+      for (int k = 0; k < 8 && i == 0; ++k)
+        sums.running[k] = r.begin(common_first(r, source.template first<8>(fetched[0], k)));
+    }
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j)
       if ((i + j) * 8 < left) {
