@@ -225,9 +225,8 @@ class Planned:
         with self._turns, self.halves.lent(), halves.lent():
             self._pending.take_back(ticket, again)
             ticket.used = not again
-            leaves.hand(
-                finish(self._states, leaves, reached, lambda add: program.finish(gradients, add, ticket.number))
-            )
+            handed = finish(self._states, leaves, reached, lambda add: program.finish(gradients, add, ticket.number))
+            leaves.hand(handed)
             of_inputs = [self._states.inputs.get(name) if name in reached else None for name in halves.taken]
             self._memory_checks.passes += 1
             return [None if gradient is None else gradient.clone() for gradient in of_inputs]
