@@ -56,6 +56,11 @@ FUSION_MEMBERS = 24
 # Clusters of operations that an operation tries to join, those that save most bytes first (075).
 FUSION_TRIES = 4
 
+# Share of the available bytes that a group may keep live for longer than its operations one by one would (093).
+HELD_SHARE = 1 / 8
+# Number of operations by which an operation of a group may read its operands later without counting as such (093).
+HELD_NEAR = 4
+
 # --- schedule ---
 
 # Numbers of launches into which one multi-tensor update is split for the concurrent stream (024).
@@ -183,6 +188,9 @@ IMPROVEMENT_US = 1e-3
 MIN_COPY_US = 100.0
 # Share of the available bytes that coalesced copies leave to workspaces, and to fragmentation (027).
 COALESCE_SPARE_SHARE = 0.1
+# Largest share of the bytes beside the states of the operands of a reduction and of an operation that is moved after it
+# (093).
+DEFERRED_SHARE = 1 / 2
 # Number of regions after a reduction within which a value that it recomputed must be read first: the value occupies
 # memory until then (021).
 FUSED_REMAT_NEAR_REGIONS = 6

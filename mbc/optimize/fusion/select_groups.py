@@ -15,6 +15,7 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join
+from mbc.optimize import effort
 from mbc.optimize.candidates.estimates import RematKernels
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.catalogue import PATTERNS
@@ -63,14 +64,19 @@ class Fusion:
         table = self.table.with_recomputed(recomputed)
         return self if table is self.table else Fusion(table, self.matches)
 
-    def programs(self, limit_bytes: int = UNLIMITED_BYTES, layout: Layout | None = None) -> Programs:
+    def programs(
+        self, limit_bytes: int = UNLIMITED_BYTES, layout: Layout | None = None, held_bytes: int = UNLIMITED_BYTES
+    ) -> Programs:
         """Return both programs with the fusion groups that save time.
 
         Args:
             limit_bytes: Workspace that a launch may need.
             layout: Layout of all images; None lets each launch have its best one.
+            held_bytes: Bytes that a group may keep live for longer than its operations one by one would.
         """
         graph, (train, infer), constraints = self.table.graph, self.groups, _Constraints(limit_bytes, layout)
+        if held_bytes < UNLIMITED_BYTES:
+            train = _brief(graph, train, held_bytes)
         return Programs(
             _fused(self.table, graph.train, train, constraints), _fused(self.table, graph.infer, infer, constraints)
         )
@@ -114,6 +120,32 @@ class Fusion:
 
     def _is_usable(self, group: Group) -> bool:
         return is_measured(self.table, group) and self.table.recomputed.keys() >= group.recomputes.keys()
+
+
+def _brief(graph: TrainingGraph, groups_: Sequence[Group], held_bytes: int) -> tuple[Group, ...]:
+    """Return the groups of the training step that do not keep more than `held_bytes` live for long.
+
+    An operation of a group would by itself read its operands earlier than the group does, and may free more bytes than
+    it writes: the slice of a concatenation's gradient does.
+    """
+    by_name = {operation.name: (position, operation) for position, operation in enumerate(graph.train)}
+    read_at: dict[str, dict[str, int]] = {}
+    for name, (position, operation) in by_name.items():
+        for value in operation.inputs:
+            read_at.setdefault(value, {})[name] = position
+
+    def is_brief(group: Group) -> bool:
+        last = max(group.positions)
+        for position, operation in (by_name[name] for name in group.replaces):
+            if position + effort.HELD_NEAR < last:
+                read = (value for value in dict.fromkeys(operation.inputs) if value in group.reads)
+                freed = (v for v in read if all(at < last for n, at in read_at[v].items() if n not in group.replaces))
+                size_bytes = sum(graph.values[value].type.size_bytes for value in freed)
+                if size_bytes - sum(graph.values[value].type.size_bytes for value in operation.outputs) > held_bytes:
+                    return False
+        return True
+
+    return tuple(filter(is_brief, groups_))
 
 
 def is_measured(table: CandidateTable, group: Group) -> bool:

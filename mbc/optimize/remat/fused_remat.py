@@ -70,12 +70,14 @@ class FusedRematLaunch:
 FusedRematLaunches = Mapping[tuple[int, int], FusedRematLaunch]
 
 
-def defer_readers(fusion: Fusion, choices: Choices) -> Choices:
+def defer_readers(fusion: Fusion, choices: Choices, available_bytes: int) -> Choices:
     """Return the choices with operations moved after the reductions that could recompute their operand.
 
-    An operation is moved if its own results are needed only later.
+    An operation is moved if its own results are needed only later. The operands of the reductions and of the operation
+    are then live together, so it is not moved if they are a large share of the bytes beside the states.
     """
-    program = choices.train
+    program, graph = choices.train, fusion.table.graph
+    room_bytes = available_bytes - sum(graph.values[state.value].type.size_bytes for state in graph.states)
     last = _last_positions(program, fusion.fused_remats)
     if not last:
         return choices
@@ -86,6 +88,10 @@ def defer_readers(fusion: Fusion, choices: Choices) -> Choices:
     positions = [float(position) for position in range(len(program))]
     for value, reductions in last.items():
         for position in readers.get(value, ()):
+            both = (program[position], program[reductions])
+            touched = {name for operation in both for name in (*operation.inputs, *operation.outputs)}
+            if sum(graph.values[name].type.size_bytes for name in touched) > effort.DEFERRED_SHARE * room_bytes:
+                continue
             needed = [reader for name in program[position].outputs for reader in readers.get(name, ())]
             if (
                 position < reductions

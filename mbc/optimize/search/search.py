@@ -186,8 +186,8 @@ class Search:
 
         A step that takes at least `known_us` is abandoned.
         """
-        table, groups = selector.table, selector.fastest_fused(self.limits.operation_bytes)
-        graph = table.graph
+        table, held_bytes = selector.table, int(effort.HELD_SHARE * available_bytes)
+        graph, groups = table.graph, selector.fastest_fused(self.limits.operation_bytes, held_bytes)
         workspaces, plain_workspaces = (self.limits.of_workspaces(table, p) for p in (groups, plain(graph)))
         fused = Problem(selector, workspaces, available_bytes, groups, buckets=self.buckets)
         unfused = Problem(selector, plain_workspaces, available_bytes, buckets=self.buckets)

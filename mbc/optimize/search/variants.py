@@ -272,7 +272,7 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
             continue
         seen.add(points)
         if defer_reads:
-            step = replace(step, choices=defer_readers(problem.selector.fusion, choices))
+            step = replace(step, choices=defer_readers(problem.selector.fusion, choices, available_bytes))
         variants.append(step.quickly_searched(best_us))
         left -= len(choices.operations)
         better = variants[-1].residency.live_bytes <= available_bytes and variants[-1].time_us < best_us

@@ -25,7 +25,7 @@ class Selector:
 
     fusion: Fusion
     _choices: dict[_Key, Choices] = field(default_factory=dict[_Key, Choices])
-    _fastest: dict[int, Programs] = field(default_factory=dict[int, Programs])
+    _fastest: dict[tuple[int, int], Programs] = field(default_factory=dict[tuple[int, int], Programs])
 
     @staticmethod
     def of(table: CandidateTable) -> Selector:
@@ -60,14 +60,15 @@ class Selector:
             self._choices[key] = choose(self.table, limits, rows, programs, updates)
         return self._choices[key]
 
-    def fastest_fused(self, limit_bytes: int = UNLIMITED_BYTES) -> Programs:
+    def fastest_fused(self, limit_bytes: int = UNLIMITED_BYTES, held_bytes: int = UNLIMITED_BYTES) -> Programs:
         """Return both programs with the fusion groups that make them fastest, in the layouts chosen without a limit.
 
         Args:
             limit_bytes: Workspace that a launch may need.
+            held_bytes: Bytes that a group may keep live for longer than its operations one by one would.
         """
-        if limit_bytes not in self._fastest:
-            fused = dict.fromkeys(self.fusion.programs(limit_bytes, layout) for layout in (None, *Layout))
-            fastest = min(fused, key=lambda programs: self.choose({}, programs=programs).train_us)
-            self._fastest[limit_bytes] = fastest
-        return self._fastest[limit_bytes]
+        key = limit_bytes, held_bytes
+        if key not in self._fastest:
+            fused = dict.fromkeys(self.fusion.programs(limit_bytes, layout, held_bytes) for layout in (None, *Layout))
+            self._fastest[key] = min(fused, key=lambda programs: self.choose({}, programs=programs).train_us)
+        return self._fastest[key]

@@ -174,6 +174,31 @@ def test_overlapping_groups_exclude_one_another():
         there.update(operation.outputs)
 
 
+def test_groups_keep_no_more_bytes_live_than_they_may():
+    """The slice of a concatenation's gradient is half as large as the gradient, which a group would read much later."""
+    steps = training_graph("""
+network unet(batch = 4, classes = 3) {
+  input image[batch, 8, 16, 16] : float
+  input target[batch, 16, 16] : class
+  skip = image |> conv(64, 3, pad=1) |> bn |> relu
+  up = skip |> maxpool(2) |> conv(64, 3, pad=1) |> bn |> relu |> conv_transpose(64, 2, stride=2)
+  logits = (skip, up) |> concat |> conv(64, 3, pad=1) |> bn |> relu |> conv(classes, 1)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd()  precision = bf16 }
+""")
+    fusion = Fusion.of(CandidateTable(steps, H200, PROVIDERS))
+
+    def with_slice(held_bytes: int) -> int:
+        """Return the number of operations in the launch that reads the skip connection's gradient."""
+        slices = [names_of(o) for o in fusion.programs(held_bytes=held_bytes).train if "slice" in " ".join(names_of(o))]
+        return max(map(len, slices))
+
+    gradient_bytes = 4 * 128 * 16 * 16 * 2
+    assert with_slice(gradient_bytes // 2) > 2 >= with_slice(gradient_bytes // 2 - 1)
+
+
 def test_what_excludes_another_group():
     reader = next(o for o in graph("bf16").train if len(o.inputs) > 1)
     one = Group((reader,), (0,), frozenset("ab"), frozenset("u"))

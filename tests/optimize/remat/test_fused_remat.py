@@ -16,6 +16,7 @@ from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
+from mbc.options import UNLIMITED_BYTES
 from mbc.plan.model import Access, Kernel, Launch, Mode
 from tests.optimize.fusion.test_select_groups import graph
 from tests.optimize.fusion.test_select_groups import table as favouring
@@ -47,7 +48,9 @@ def test_nothing_is_recomputed_where_all_fits():
 def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     steps = graph(precision)
     table = CandidateTable(steps, UNCLUSTERED, PROVIDERS)
-    choices = defer_readers(Fusion.of(table), choose(table, {}, programs=Fusion.of(table).programs()))
+    before = choose(table, {}, programs=Fusion.of(table).programs())
+    choices = defer_readers(Fusion.of(table), before, UNLIMITED_BYTES)
+    assert defer_readers(Fusion.of(table), before, 0) is before, "both operands would not fit"
     places = {name: place for place, op in enumerate(choices.train) for name in names_of(op)}
     outputs = {name: place for place, op in enumerate(choices.train) for name in op.outputs}
     for place, operation in enumerate(choices.train):
@@ -79,7 +82,8 @@ def test_sums_that_write_more_are_not_replaced():
 def test_gradients_read_in_another_layout_are_converted_after_the_sums():
     steps = graph("fp32")
     table = favouring(steps, gpu=UNCLUSTERED)
-    choices = defer_readers(Fusion.of(table), choose(table, {}, programs=Fusion.of(table).programs()))
+    programs = Fusion.of(table).programs()
+    choices = defer_readers(Fusion.of(table), choose(table, {}, programs=programs), UNLIMITED_BYTES)
     draft = emit_launches(table, choices)
     regions = regions_of(steps, draft, draft.train)
     (maker, position), launch = next(

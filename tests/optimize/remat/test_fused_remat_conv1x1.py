@@ -26,7 +26,7 @@ from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.selection.select import choose
-from mbc.options import Policy
+from mbc.options import UNLIMITED_BYTES, Policy
 from mbc.plan.model import Kernel, Launch, Plan
 from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
 
@@ -136,7 +136,8 @@ class Pairs:
 
     def __init__(self, profile: Measured) -> None:
         tabulated = self.table = table(profile)
-        choices = defer_readers(Fusion.of(tabulated), choose(tabulated, {}, programs=Fusion.of(tabulated).programs()))
+        programs = Fusion.of(tabulated).programs()
+        choices = defer_readers(Fusion.of(tabulated), choose(tabulated, {}, programs=programs), UNLIMITED_BYTES)
         self.draft = emit_launches(tabulated, choices)
         self.regions = regions_of(tabulated.graph, self.draft, self.draft.train)
         self.fused_remats = fused_remat_launches(Fusion.of(tabulated), self.draft, self.regions, choices.train)
