@@ -135,6 +135,13 @@ def test_brackets_of_drawn_networks(seed, ratio):
     assert len(planner.asked) == len(set(planner.asked)) <= 12 + 12 + 5
 
 
+@pytest.mark.parametrize(("start", "multiple", "largest"), [(8, 4, 28), (64, 4, 28), (8, 1, 30), (1, 40, 40)])
+def test_no_larger_batch_is_tried_than_asked_for(start, multiple, largest):
+    planner = Planner(1 << 40)
+    fit = largest_batch(planner.at_batch, Batches(start, multiple, most=30))
+    assert fit.largest.batch == max(planner.asked) == largest
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_the_largest_batch_is_within_an_eighth_where_memory_is_affine(seed):
     random = Random(seed)

@@ -20,6 +20,8 @@ def test_sizes():
     assert parse_size("64MiB") == 64 << 20
     assert parse_size(" 1.5 GB ") == 1_500_000_000
     assert parse_size("4096B") == 4096
+    for power, prefix in enumerate("kMGT", 1):
+        assert (parse_size(f"3{prefix}B"), parse_size(f"3{prefix}iB")) == (3 * 1000**power, 3 * 1024**power)
     assert parse_size("0") == 0
     with pytest.raises(ValueError, match=r"'12' has no unit: write 12GB \(10\^9 bytes\), 12MiB \(2\^20\) or 12B"):
         parse_size("12")

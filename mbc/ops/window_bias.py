@@ -51,12 +51,9 @@ class WindowBias(Attributes):
 
     def mask(self) -> Array:
         """Return whether query and key come from distant parts of the image, [windows, T, T]."""
-        parts: list[Array] = []
-        for side, count, shift in zip(self.window, self.grid, self.shift, strict=True):
-            at, size = np.arange(side * count), side * count
-            parts.append((at >= size - side).astype(int) + (at >= size - shift) if shift else 0 * at)
         (h, w), (down, across) = self.window, self.grid
-        part = (3 * parts[0][:, None] + parts[1]).reshape(down, h, across, w).transpose(0, 2, 1, 3)
+        y, x = np.arange(h * down) >= h * down - self.shift[0], np.arange(w * across) >= w * across - self.shift[1]
+        part = (2 * y[:, None] + x).reshape(down, h, across, w).transpose(0, 2, 1, 3)
         part = part.reshape(down * across, h * w)
         return part[:, :, None] != part[:, None, :]
 

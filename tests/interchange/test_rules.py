@@ -195,6 +195,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "chunks of the last": lambda x: torch.add(*x.permute(0, 2, 3, 1).chunk(2, -1)).permute(0, 3, 1, 2),
     "parts": lambda x: torch.cat(x.split([1, 3, 2], 1)[::-1], 1), "equal parts": lambda x: torch.cat(x.split(4, 1), 1),
     "slices": lambda x: x[:, 1:-1, ::2, 3:], "one of an axis": lambda x: x[:, :, 3],
+    "packed": lambda x: x.flatten(2).transpose(1, 2).reshape(2, 100, 3, 2).permute(2, 0, 3, 1)[1].tanh(),
     "stack": lambda x: torch.stack((x, torch.tanh(x)), 2), "concat of rows": lambda x: torch.cat((x, x.tanh()), 2),
     "expanded": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)).expand_as(x),
     "attention of parts": lambda x: attended(x.view(2, 2, 3, 10, 10)),

@@ -15,9 +15,11 @@ from mbc.codegen.render_sources import render_generated
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
+from mbc.kernels.cuda.generated.generated_map import generated_kernel
 from mbc.kernels.cuda.generated.lowering import lower
 from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.kernels.cuda.wiring import members_of
+from mbc.ops import KINDS
 from mbc.ops.activation import LeakyRelu
 from mbc.ops.base import NoAttributes
 from mbc.ops.fused import join
@@ -161,6 +163,16 @@ def test_groups_that_the_search_proposes_for_examples(tmp_path: Path):
     for case in cases:
         _, failures = judged(Trial(library, case, Precision.BF16))
         assert not failures, f"{case.kind}: " + "; ".join(failures)
+
+
+def test_kernels_with_sums_over_rows_accumulate_and_no_others():
+    combinations: set[tuple[bool, bool]] = set()
+    for request in (case.request(Precision.BF16) for case in DRAWN):
+        kernel, lowered = generated_kernel(request), lower(request)
+        if kernel is not None and lowered is not None:
+            assert kernel.accumulates == any(KINDS[member.kind].accumulates for member in members_of(request))
+            combinations.add((kernel.accumulates, bool(lowered.program.sums)))
+    assert combinations == {(True, True), (False, True), (False, False)}, "sums over rows, sums by sample, no sums"
 
 
 def test_equal_programs_of_different_networks_are_one_kernel():

@@ -20,6 +20,7 @@ from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN, function_of, programs_of, symbol_of
 from mbc.kernels.cuda.base import THREADS, always, layout_of, planar
 from mbc.kernels.cuda.generated import lowering
+from mbc.kernels.cuda.norm.batch_norm import parts
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
 from mbc.kernels.cuda.pool.pooling import takes_pool
 from mbc.kernels.launch_operands import count
@@ -166,6 +167,15 @@ def test_names_of_operands_are_as_many_as_the_pointers_of_a_launch():
             assert count(kernel.launcher_of_operands, integers, has_workspace) == pointers, case.name
             named.add(kernel.name)
     assert named == {kernel.name for kernel in KERNELS.values() if kernel.operands}
+
+
+def test_parts_of_a_reduction_depend_on_the_elements_of_a_channel_alone():
+    for layout in Layout:
+        few, many, *others = (
+            parts(TensorType(size, DType.BF16), layout)
+            for size in ((8, 64, 2, 2), (1 << 18, 64, 1, 1), (4096, 64, 8, 8), (64, 64, 64, 64))
+        )
+        assert few < many and set(others) == {many}, layout
 
 
 def test_kernels_accumulate_where_operations_may():
