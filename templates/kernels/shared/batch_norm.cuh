@@ -34,7 +34,6 @@ struct BnBackwardReduction {
     state.dot += dot;
     state.sum += sum;
   }
-  __device__ static State added(const State& a, const State& b) { return {a.dot + b.dot, a.sum + b.sum}; }
   template <typename Channel>
   __device__ State thread_state(const Channel&, const State& state, int64_t) const { return state; }
   template <typename Each>

@@ -42,8 +42,6 @@ struct Statistics {
       running.squares = fmaf(distance, distance, running.squares);
     }
   }
-  // Of distances from one element.
-  __device__ static Running added(const Running& a, const Running& b) { return {a.shift, a.sum + b.sum, a.squares + b.squares}; }
   __device__ State thread_state(Channel first, const Running& running, int64_t count) const {
     if (count == 0) return {};
     const float n = static_cast<float>(count), mean = running.sum * (1.0f / n);
