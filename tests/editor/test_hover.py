@@ -26,6 +26,14 @@ def test_a_line_that_is_expanded_in_several_places():
     assert line_text(networks, 1, None) == ""
 
 
+def test_equal_results_of_a_line_are_counted():
+    text = DIGITS.replace("stage(2 * width)", "stage(width)").replace("|> maxpool(2)", "")
+    shown = line_text(analyse(Source("net.mbc", text)).networks, line_of(text, "return x |> conv"), None)
+    assert "| convolution | `fp32[64, 24, 8, 8]` x 2 |" in shown
+    shown = line_text(analyse(Source("net.mbc", text)).networks, line_of(text, "logits = image"), None)
+    assert " x " not in shown
+
+
 def test_the_time_of_a_line():
     networks = analyse(Source("net.mbc", DIGITS)).networks
     line = line_of(DIGITS, "return x |> conv")

@@ -54,6 +54,11 @@ def test_parts_that_cannot_be(name: str, message: str):
     assert caught.match(message)
 
 
+@pytest.mark.parametrize("name", ["h100@8", "h100@128", "a100-80@4", "a100-80@106"])
+def test_the_smallest_and_the_largest_part(name: str):
+    assert find_device(name).multiprocessors == int(name.rpartition("@")[2])
+
+
 def test_facts_of_an_unknown_gpu():
     with pytest.raises(MbcError, match="MBC070: unknown GPU 'z1'"):
         find_device("z1@8")
