@@ -34,7 +34,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Call, OpKind
-from mbc.ops.fused import Fused, Member, gives_product
+from mbc.ops.fused import Fused, Member, gives_product, leading_products
 from mbc.ops.pooling import MaxPool
 
 # The largest relative error of one rounding to nearest.
@@ -173,14 +173,18 @@ class Evaluation:
         """Return whether members read this value as `product`, which the launch has stored."""
         return product is not None and number == len(self.operation.inputs)
 
+    def _is_rounded(self, member: Member) -> bool:
+        """Return whether the launch rounds what a member passes on, as for products with which the group begins."""
+        return member in self.members[: leading_products(self.operation.attributes)]
+
     def _stored_inside(self, member: Member, value: Array) -> Array:
-        """Return a value that a member passes on in a launch, rounded if the member is a convolution or GEMM."""
-        return value if _kind(member).flops is None else self.arithmetic.stored(value, self.call.precision.working)
+        """Return a value that a member passes on in a launch."""
+        return self.arithmetic.stored(value, self.call.precision.working) if self._is_rounded(member) else value
 
     def _other_rounding(self, member: Member, exact: Array, value: Array) -> Array:
         """Return `value` rounded the other way wherever its error could cross a rounding boundary."""
         precision = self.call.precision
-        if _kind(member).flops is None or precision.working is precision.master:
+        if not self._is_rounded(member) or precision.working is precision.master:
             return value
         stored, where = self.arithmetic.stored, self.arithmetic.where
         reach, unit = SURE * spread(value - exact), ROUNDOFFS[precision.working] * abs(exact)

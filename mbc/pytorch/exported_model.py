@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,7 @@ from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.pytorch.copies import copy_model, release
 from mbc.pytorch.model_tensors import output_tensors
-from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched
+from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched, without_log
 
 torch: Any = importlib.import_module("torch")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -158,7 +156,7 @@ def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
 
     twin.forward = flat
     try:
-        with untouched(), checkpoints_opened(), _without_log(), torch.inference_mode(False), torch.enable_grad():
+        with untouched(), checkpoints_opened(), without_log(), torch.inference_mode(False), torch.enable_grad():
             program = torch.export.export(twin, example)
             torch.export.save(program, file)
     except MbcError:
@@ -172,14 +170,3 @@ def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
     finally:
         release(twin)
     return program
-
-
-@contextmanager
-def _without_log() -> Generator[None]:
-    """Keep PyTorch from logging the traceback of an error that it also raises."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before

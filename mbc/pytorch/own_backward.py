@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -63,9 +64,20 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
 def _walked(model: Any, inputs: Sequence[Any], device: str, mode: Any) -> _Walk:
     """Return the graph of a run of a copy of a model in a mode of PyTorch."""
     walk = _Walk()
-    with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device), mode:
+    with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device), without_log(), mode:
         walk.run(copy_model(model, device), inputs)
     return walk
+
+
+@contextmanager
+def without_log() -> Generator[None]:
+    """Keep PyTorch from logging the traceback of an error that it also raises."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager

@@ -43,6 +43,8 @@ def test_a_row_compares_with_the_fastest_of_pytorchs() -> None:
 def test_a_row_without_mbc_or_without_pytorch_failed() -> None:
     torch_only = from_torch.judged({name: peer(9.0) for name in contenders.MODES} | {"mbc": {"failed": "MBC099"}})
     assert torch_only["failed"] == "mbc: MBC099" and torch_only["eager_ms"] == 9.0
+    module = from_torch.judged({name: peer(9.0) for name in contenders.MODES} | {"module": mine(call_us=400.0)})
+    assert module["module_speedup"] == 1.125 and module["call_us"] == 400.0 and "speedup" not in module
     alone = from_torch.judged({name: {"failed": "none"} for name in contenders.MODES} | {"mbc": mine()})
     assert alone["failed"].startswith("eager: none; ")
 
@@ -68,9 +70,9 @@ def test_contenders_of_pytorch_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch
         return peer(1.0)
 
     monkeypatch.setattr(from_torch, "run_contender", contender)
-    runs = from_torch.run_torch(REQUEST, 60.0)
-    assert list(runs) == list(contenders.MODES) and "failed" in runs["compile"]
-    assert events == ["eager begins", "eager ends", "cuda_graph begins", "cuda_graph ends"]
+    networks = from_torch.run_torch([REQUEST, REQUEST], 60.0)
+    assert all(list(runs) == list(contenders.MODES) and "failed" in runs["compile"] for runs in networks)
+    assert events == ["eager begins", "eager ends", "cuda_graph begins", "cuda_graph ends"] * 2
 
 
 def test_a_contender_that_hangs_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_a_contender_that_hangs_does_not_end_the_others(monkeypatch: pytest.Monk
         "print('{\"ms\": 1.0}')\n"
     )
     monkeypatch.setattr(from_torch, "__file__", str(tmp_path / "from_torch.py"))
-    runs = from_torch.run_torch(REQUEST, 3.0)
+    (runs,) = from_torch.run_torch([REQUEST], 3.0)
     assert runs == {"eager": {"ms": 1.0}, "compile": {"failed": "it took more than 3 s"}, "cuda_graph": {"ms": 1.0}}
 
 
