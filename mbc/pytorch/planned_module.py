@@ -114,6 +114,7 @@ class Planned:
         self._changes = ModelChanges(model)
         self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
+        self._keeps_thread = False  # whether a call made backward passes run in the calling thread
         self._turns = threading.RLock()  # calls and backward passes of several threads run one after another
         self._memory_checks = MemoryChecks()
         self._eval_checks = EvalChecks(self.halves.plan.graph.precision)
@@ -146,13 +147,20 @@ class Planned:
     def close(self) -> None:
         """Give the model memory of its own and free the plan's; from now on the model runs in PyTorch."""
         model = self._model()
-        if not self.open or model is None:
-            return
-        self._states.part()
+        if self.open and model is not None:
+            self._free(model)
+
+    def _free(self, model: Any) -> list[str]:
+        """Close the plan as `close` does; return the names of the parameters whose gradients were in its memory."""
+        gradients = self._states.part()
+        self._pending = PendingPasses()  # the earlier ones hold tensors over the plan's memory
         del model.forward
-        torch._C._set_multithreading_enabled(True)
+        if self._keeps_thread:
+            torch._C._set_multithreading_enabled(True)
+            self._keeps_thread = False
         self._close()
         self._states.settle()
+        return gradients
 
     @torch.compiler.disable
     def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -189,8 +197,10 @@ class Planned:
         asked = {name for name, tensor in zip(program.halves.taken, read, strict=True) if tensor.requires_grad}
         trained, reached = self._states.names, enumerate(program.reached)
         ticket.constant = [n for n, names in reached if names.isdisjoint(trained) and names.isdisjoint(asked)]
-        if program.halves.device == "cuda":  # PyTorch's own thread for a GPU takes some 9 us for each parameter
+        if program.halves.device == "cuda" and torch._C._is_multithreading_enabled():
+            # PyTorch's own thread for a GPU takes some 9 us for each parameter.
             torch._C._set_multithreading_enabled(False)
+            self._keeps_thread = True
         ticket.leaves = self._states.leaves(ticket)
         return program.structured(_apply(self, ticket, given, *read, ticket.leaves.tensor)), True
 
@@ -282,10 +292,7 @@ class Planned:
             self._warn(f"{what}, though it was planned again")
             return True
         self._memory_checks.replanned = True
-        states, gradients = self._states, self._states.part()
-        del model.forward, self._states, self._pending
-        self._close()
-        states.settle()
+        gradients = self._free(model)
         try:
             self._share(model, self._compilation.smaller(first, excess + SEGMENT_BYTES), gradients)
         except MbcError as error:

@@ -281,6 +281,7 @@ class SharedStates:
             tensor.grad = None
             tensor.data = tensor.data.to("cpu", copy=True)
         self.shared, self.trained, self.inputs, self.given, self._storages, self._leaves = [], (), {}, [], [], None
+        self._read.clear()
         return parted
 
     def settle(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 
 from mbc.errors import BudgetError, MbcError
 from mbc.pytorch.process_memory import Limit, Taken, limit_of
+from mbc.pytorch.shared_states import SharedStates
 from mbc.runtime import usage
+from mbc.runtime.bindings import Place
+from mbc.runtime.module import Module
 from mbc.units import show_enough
 from tests.pytorch.nets import nn, torch
 from tests.pytorch.test_planned_module import F, X, agree, batches, normed, numbers, planned, sgd
@@ -70,6 +74,30 @@ def test_a_process_that_takes_too_much_is_planned_again_without_loss(gpu: Gpu):
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert model.first.weight.grad.data_ptr() == plan._states.trained[0].gradient.data_ptr()
     assert plan.halves._steps == 9  # random layers go on where they were
+
+
+def test_nothing_holds_the_memory_of_a_closed_plan(monkeypatch: pytest.MonkeyPatch):
+    lent: list[weakref.ref[Any]] = []
+    share, settle = Module.shared, SharedStates.settle
+
+    def shared(module: Module, place: Place) -> Any:
+        owner = share(module, place)
+        lent.append(weakref.ref(owner))
+        return owner
+
+    def settled(states: SharedStates) -> None:
+        assert lent and all(owner() is None for owner in lent)
+        settle(states)
+
+    monkeypatch.setattr(Module, "shared", shared)
+    monkeypatch.setattr(SharedStates, "settle", settled)
+    model = planned(normed().double())
+    first, second = model(X).sum(), model(-X).sum()
+    second.backward()
+    first.backward()
+    with torch.autograd.set_multithreading_enabled(False):
+        model.forward.planned.close()
+        assert not torch._C._is_multithreading_enabled()  # the plan did not set it
 
 
 def test_a_model_is_not_planned_again_while_a_pass_waits(gpu: Gpu):
