@@ -81,17 +81,18 @@ class PlannedProgram:
     def begin(self, inputs: Sequence[Any]) -> int:
         """Run the first half of a step for inputs of `read`, and return the number of the mini-batch."""
         with ordered(self.halves.device):
-            return self.halves.begin(*map(_array, inputs))
+            return self.halves.begin(*(_array(tensor, self.halves.device) for tensor in inputs))
 
     def finish(self, gradients: Sequence[Any], add: bool, number: int | None, rate: float | None = 0.0) -> None:
         """Run the second half of a step for the gradients of the outputs, where None is 0.
 
         The other arguments are those of `Halves.finish`.
         """
-        zeros = partial(torch.zeros, device=self.halves.device)
+        device = self.halves.device
+        zeros = partial(torch.zeros, device=device)
         rows = zip(gradients, self.halves.outputs, strict=True)
-        given = [_array(zeros(place.shape) if gradient is None else gradient) for gradient, place in rows]
-        with ordered(self.halves.device):
+        given = [_array(zeros(place.shape) if gradient is None else gradient, device) for gradient, place in rows]
+        with ordered(device):
             self.halves.finish(given, add, number, rate)
 
     def outputs(self) -> list[Any]:
@@ -122,11 +123,14 @@ class PlannedProgram:
         return pytree.tree_unflatten(leaves, self.structure)
 
 
-def _array(tensor: Any) -> Any:
-    """Return a tensor as a plan reads it: on PyTorch's GPU by its address, because `ordered` orders the streams."""
+def _array(tensor: Any, device: str) -> Any:
+    """Return a tensor as a plan on `device` reads it.
+
+    Plans read tensors on PyTorch's GPU by their address, because `ordered` orders the streams.
+    """
     tensor = readable(tensor)
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None or not tensor.is_cuda or tensor.get_device() != torch.cuda.current_device():
+    dtype = _DTYPES.get(tensor.dtype) if device == "cuda" and tensor.is_cuda else None
+    if dtype is None or tensor.get_device() != torch.cuda.current_device():
         return tensor
     return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, None)
 

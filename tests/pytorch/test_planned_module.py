@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,6 +340,17 @@ def test_a_call_that_the_plan_does_not_cover_runs_in_torch_and_says_so(loop):
     with pytest.raises(MbcError, match="does not cover this call") as raised:
         numbers(loop, strict)
     assert raised.value.code == "MBC339"
+
+
+def test_a_plan_on_the_cpu_refuses_a_tensor_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    model = planned(normed(), precision="fp32", example=IMAGES)
+    on_gpu = SimpleNamespace(
+        dtype=torch.float32, shape=X.shape, is_cuda=True, get_device=int, data_ptr=int, __dlpack_device__=lambda: (2, 0)
+    )
+    monkeypatch.setattr("mbc.pytorch.planned_program.readable", lambda tensor: tensor)
+    monkeypatch.setattr(torch.cuda, "current_device", int)
+    with pytest.raises(MbcError, match=r"MBC151: input .* is in the memory of a GPU"):
+        model.forward.planned.programs[0].begin([on_gpu])
 
 
 def test_a_covered_loop_runs_in_the_plan_without_a_warning():

@@ -81,8 +81,7 @@ def test_nothing_holds_the_memory_of_a_closed_plan(monkeypatch: pytest.MonkeyPat
     share, settle = Module.shared, SharedStates.settle
 
     def shared(module: Module, place: Place) -> Any:
-        owner = share(module, place)
-        lent.append(weakref.ref(owner))
+        lent.append(weakref.ref(owner := share(module, place)))
         return owner
 
     def settled(states: SharedStates) -> None:
