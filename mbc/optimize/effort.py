@@ -58,7 +58,8 @@ FUSION_TRIES = 4
 
 # Share of the available bytes that a group may keep live for longer than its operations one by one would (093).
 HELD_SHARE = 1 / 8
-# Number of operations by which an operation of a group may read its operands later without counting as such (093).
+# A group is not asked about those of its operations that it runs at most so many operations later than they would run
+# by themselves (093).
 HELD_NEAR = 4
 
 # --- schedule ---
@@ -188,8 +189,8 @@ IMPROVEMENT_US = 1e-3
 MIN_COPY_US = 100.0
 # Share of the available bytes that coalesced copies leave to workspaces, and to fragmentation (027).
 COALESCE_SPARE_SHARE = 0.1
-# Largest share of the bytes beside the states of the operands of a reduction and of an operation that is moved after it
-# (093).
+# An operation is moved behind a reduction only if the operands and results of both take at most this share of the bytes
+# beside the states (093).
 DEFERRED_SHARE = 1 / 2
 # Number of regions after a reduction within which a value that it recomputed must be read first: the value occupies
 # memory until then (021).

@@ -51,7 +51,7 @@ class EvalChecks:
         """
         self._calls += 1
         if not self._difference and not self._calls & (self._calls - 1):
-            with suppress(torch.OutOfMemoryError):  # it takes memory beside the plan's, which it need not find
+            with suppress(torch.OutOfMemoryError):  # the GPU may have no memory for it beside the plan
                 self._difference = self._compared(model, inputs, compute)
             free_unused()
         return self._difference

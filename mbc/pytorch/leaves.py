@@ -26,7 +26,7 @@ class Leaves:
 
     Attributes:
         parameters: The parameters.
-        tensor: The tensor that a step takes in their place; its number means nothing.
+        tensor: The tensor that a step takes in their place; its value means nothing.
     """
 
     def __init__(self, parameters: Sequence[Any], device: str) -> None:
@@ -47,7 +47,7 @@ class Leaves:
         self._every, *self._sinks = (node for node, _ in self.tensor.grad_fn.next_functions)
 
     def lend(self, user: Any, parameters: Sequence[Any], device: str) -> bool:
-        """Return whether a step can take these parameters, and reserve them.
+        """Reserve the nodes for a step; return whether they are free and belong to these parameters.
 
         Args:
             user: The step's ticket, whose attribute `used` tells that the step has ended.

@@ -94,7 +94,7 @@ class OptimizerStates:
         self._lent.clear()
 
     def settle(self) -> None:
-        """Move the tensors of `part` to the devices that PyTorch uses, once the model is where it stays."""
+        """Move the tensors of `part` to the devices that PyTorch uses; the model has been moved already."""
         group = self._optimizer.param_groups[0]
         on_host = not (group.get("fused") or group.get("capturable"))
         for parameter, key, tensor in self._parted:
