@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from contextlib import nullcontext
 from typing import Any
 
 torch: Any = importlib.import_module("torch")
@@ -13,7 +14,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _COMPILED = ("_compiled_call_impl",)  # set by Module.compile
 
 
-def copy_model(model: Any, device: str | None = "cpu", dtype: Any = None) -> Any:
+def copy_model(model: Any, device: str | None = "cpu", dtype: Any = None, shapes: Any = None) -> Any:
     """Return a copy of a model with parameters and buffers of its own, and without hooks.
 
     Attributes that cannot be copied (locks, files, generators) are shared, because a forward pass may need them. Code
@@ -23,12 +24,14 @@ def copy_model(model: Any, device: str | None = "cpu", dtype: Any = None) -> Any
         model: A `torch.nn.Module`.
         device: The device of the copy's tensors; None shares the tensors between model and copy.
         dtype: The type of its floating-point tensors; None keeps the types.
+        shapes: A `FakeTensorMode`, in which the copy's parameters, buffers and attributes have shapes without numbers.
     """
 
     def moved(tensor: Any) -> Any:
         if device is None:
             return tensor
-        data = tensor.detach().to(device, copy=True)
+        with shapes or nullcontext():
+            data = tensor.detach().to(device, copy=True)
         if dtype is not None and data.is_floating_point():
             data = data.to(dtype)
         return torch.nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else data

@@ -6,7 +6,7 @@ import importlib
 import logging
 import random
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     """Raise MBC330 for a model that applies a `torch.autograd.Function`, whose backward pass mbc would not run.
 
     A copy of the model runs once with two samples of the example; then the autograd graph of its outputs is searched,
-    including parts that PyTorch checkpoints. Shapes run without numbers, which takes neither time nor memory, as for
-    volumes that only a plan can train. A model whose operations depend on numbers runs with them. A model that does not
-    run with two samples runs with all of them.
+    including parts that PyTorch checkpoints. The copy's tensors and the samples have shapes without numbers, so that
+    large volumes take hardly any time and memory. A model whose operations depend on numbers runs with numbers. A model
+    that does not run with two samples runs with all of them.
 
     Returns:
         The error if the model does not run with all samples, either; otherwise None.
@@ -48,7 +48,7 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
             except MbcError:
                 raise
             except Exception:  # it reads numbers, or has operations without a rule for shapes
-                walk = _walked(model, inputs, device, nullcontext())
+                walk = _walked(model, inputs, device)
         except MbcError:
             raise
         except Exception as error:  # a model may raise anything, perhaps because it expects the whole mini-batch
@@ -61,11 +61,14 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     return failed
 
 
-def _walked(model: Any, inputs: Sequence[Any], device: str, mode: Any) -> _Walk:
-    """Return the graph of a run of a copy of a model in a mode of PyTorch."""
+def _walked(model: Any, inputs: Sequence[Any], device: str, shapes: Any = None) -> _Walk:
+    """Return the graph of a run of a copy of a model, which has numbers unless a `FakeTensorMode` is given.
+
+    The model does not run within that mode: tensors that it makes itself have numbers, and it may keep them in a cache.
+    """
     walk = _Walk()
-    with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device), without_log(), mode:
-        walk.run(copy_model(model, device), inputs)
+    with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device), without_log():
+        walk.run(copy_model(model, device, shapes=shapes), inputs)
     return walk
 
 

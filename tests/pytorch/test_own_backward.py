@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -178,6 +178,22 @@ def test_a_model_that_reads_numbers_is_searched_too():
     mbc.module(Reading(), IMAGES, device="cpu", fallback="error", progress=False, check=False)
     with pytest.raises(MbcError, match=r"autograd\.Function.*Reverse in 'body'"):
         mbc.module(Reading(Reversing()), IMAGES, device="cpu", fallback="error", progress=False)
+
+
+class Caching(Net):
+    """A network that makes a tensor once, for all calls and copies."""
+
+    cache: ClassVar[list[Any]] = []
+
+    def forward(self, x: Any) -> Any:
+        if not self.cache:
+            self.cache.append(torch.full(x.shape[2:], 2.0, device=x.device))
+        return super().forward(x * self.cache[0])
+
+
+def test_tensors_that_a_model_keeps_have_numbers():
+    mbc.module(Caching(), IMAGES, device="cpu", fallback="error", progress=False)
+    assert type(Caching.cache[0]) is torch.Tensor and (Caching.cache[0] == 2).all()
 
 
 def test_a_model_that_only_a_plan_can_train_is_planned():
