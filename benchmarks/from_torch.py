@@ -15,9 +15,9 @@ whose step is slower have none. `first_step_s` is the time from the call of `fro
 is the largest relative difference of the first five losses from those of PyTorch's plain loop, and `torch_loss_error`
 that of its compiled steps; networks that draw random numbers have neither.
 
-Rows are written one by one. Another call continues with the rows that are missing or failed. On a CPU the times mean
-nothing:
-such a run only shows that everything works.
+Rows are written one by one. Another call continues with the rows that are missing or failed. Rows of `--ours module`
+are in a file of their own (`results/module_cuda.json`). On a CPU the times mean nothing: such a run only shows that
+everything works.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ NAMED = {
     "torchvision/mobilenet_v3_large": (128, 1.25),
 }
 ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn networks
+ASKED_OF_MODULES = {"median_module_speedup": 1.25, "least_module_speedup": 0.97}  # of the same by `mbc.module`
 OURS = ("mbc", "module")  # `mbc.from_torch` and `mbc.module`
 BLOCKS, BLOCK_S = 7, 0.3  # of steps that are timed together
 REHEARSED_BLOCKS = 2  # of one step each
@@ -135,6 +136,16 @@ def distance(losses: Sequence[float], reference: Sequence[float]) -> float:
     return max(abs(one - other) / abs(other) for one, other in zip(losses, reference, strict=True))
 
 
+def modules_together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of `mbc.module` that hold for those drawn networks that have been run."""
+    speedups = [row["module_speedup"] for row in rows if "module_speedup" in row]
+    if not speedups:
+        return {}
+    figures = {"median_module_speedup": statistics.median(speedups), "least_module_speedup": min(speedups)}
+    reached = {name: value >= ASKED_OF_MODULES[name] for name, value in figures.items()}
+    return {**figures, "networks": len(speedups), "asked": ASKED_OF_MODULES, "reached": reached}
+
+
 def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures that hold for all drawn networks together; none until every row exists."""
     speedups = [row["speedup"] for row in rows if "speedup" in row]
@@ -169,7 +180,8 @@ def main() -> None:
     names = arguments.only.split(",") if arguments.only else list(batches)
     if on_gpu:
         need_gpu("--device cpu shows without one that everything works")
-    kept = results(f"from_torch_{arguments.device}", again=arguments.again, size=arguments.size)
+    family = "from_torch" if "mbc" in arguments.ours else "module"
+    kept = results(f"{family}_{arguments.device}", again=arguments.again, size=arguments.size)
     blocks, block_s = (BLOCKS, BLOCK_S) if on_gpu else (REHEARSED_BLOCKS, 0.0)
     requests = {
         name: Request(
@@ -191,11 +203,14 @@ def main() -> None:
                 row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
             kept.put(row)
             show([kept.rows[name]], COLUMNS)
-    if all(name in kept.rows for name in DRAWN):
-        kept.more |= together([kept.rows[name] for name in DRAWN])
+    drawn = [kept.rows[name] for name in DRAWN if name in kept.rows]
+    if family == "module":
+        kept.more |= modules_together(drawn)
+    elif len(drawn) == len(DRAWN):
+        kept.more |= together(drawn)
     kept.arrange(names)
     show(list(kept.rows.values()), COLUMNS)
-    print({name: kept.more[name] for name in (*ASKED, "reached") if name in kept.more})
+    print({name: kept.more[name] for name in (*ASKED, *ASKED_OF_MODULES, "reached") if name in kept.more})
 
 
 if __name__ == "__main__":

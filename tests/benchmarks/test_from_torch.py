@@ -55,6 +55,9 @@ def test_figures_are_of_all_drawn_networks_or_not_given() -> None:
     assert (figures["median_speedup"], figures["least_speedup"], figures["median_memory_ratio"]) == (1.2, 0.9, 0.7)
     assert figures["reached"] == {"median_speedup": False, "least_speedup": False, "median_memory_ratio": True}
     assert from_torch.together([*rows, {"failed": "no"}]) == {}
+    modules = from_torch.modules_together([{"module_speedup": 1.3}, {"module_speedup": 0.96}, {"failed": "no"}])
+    assert (modules["networks"], modules["least_module_speedup"]) == (2, 0.96)
+    assert modules["reached"] == {"median_module_speedup": False, "least_module_speedup": False}
 
 
 def test_contenders_of_pytorch_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
