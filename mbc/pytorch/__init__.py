@@ -23,6 +23,7 @@
 * `planned_program`: the plan of a model for one shape of its inputs
 * `second_derivatives`: gradients that can be differentiated again, by a pass in PyTorch
 * `pending_passes`: forward passes that await their backward pass
+* `calling_thread`: the thread in which PyTorch computes backward passes on a GPU
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
 * `nnunet`: nnU-Net's trainer with steps of mbc

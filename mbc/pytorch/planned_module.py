@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from mbc.errors import MbcError
+from mbc.pytorch.calling_thread import CallingThread
 from mbc.pytorch.eval_checks import EvalChecks
 from mbc.pytorch.gradients_out import finish
 from mbc.pytorch.model_changes import ModelChanges, autocast_reason
@@ -107,6 +108,7 @@ class Planned:
         self.programs = [program]
         self._model, self._compilation, self._strict = weakref.ref(model), compilation, strict
         self._states: SharedStates
+        self._thread = CallingThread()
         self._share(model, program)
         pairs = zip(program.exported.used, program.halves.taken, strict=True)
         covered = [n for n, name in pairs if name in self._states.inputs]
@@ -114,7 +116,6 @@ class Planned:
         self._changes = ModelChanges(model)
         self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
-        self._keeps_thread = False  # whether a call made backward passes run in the calling thread
         self._turns = threading.RLock()  # calls and backward passes of several threads run one after another
         self._memory_checks = MemoryChecks()
         self._eval_checks = EvalChecks(self.halves.plan.graph.precision)
@@ -126,7 +127,7 @@ class Planned:
         self._states = SharedStates(model, program.exported.network, program.halves, program.halves.gradients)
         self._states.take_gradients(gradients)
         model.forward = Forward(model, self)
-        self._close = weakref.finalize(model, _close, self.programs)
+        self._close = weakref.finalize(model, _close, self.programs, self._thread)
         free_unused()  # the tensors' earlier memory
 
     @property
@@ -155,9 +156,6 @@ class Planned:
         gradients = self._states.part()
         self._pending = PendingPasses()  # the earlier ones hold tensors over the plan's memory
         del model.forward
-        if self._keeps_thread:
-            torch._C._set_multithreading_enabled(True)
-            self._keeps_thread = False
         self._close()
         self._states.settle()
         return gradients
@@ -197,10 +195,7 @@ class Planned:
         asked = {name for name, tensor in zip(program.halves.taken, read, strict=True) if tensor.requires_grad}
         trained, reached = self._states.names, enumerate(program.reached)
         ticket.constant = [n for n, names in reached if names.isdisjoint(trained) and names.isdisjoint(asked)]
-        if program.halves.device == "cuda" and torch._C._is_multithreading_enabled():
-            # PyTorch's own thread for a GPU takes some 9 us for each parameter.
-            torch._C._set_multithreading_enabled(False)
-            self._keeps_thread = True
+        self._thread.keep(program.halves.device)
         ticket.leaves = self._states.leaves(ticket)
         return program.structured(_apply(self, ticket, given, *read, ticket.leaves.tensor)), True
 
@@ -369,8 +364,9 @@ class Planned:
             warnings.warn(message, RuntimeWarning, stacklevel=7)
 
 
-def _close(programs: Sequence[PlannedProgram]) -> None:
-    """Close all programs, the first last, because its memory holds the others."""
+def _close(programs: Sequence[PlannedProgram], thread: CallingThread) -> None:
+    """Close all programs, the first last, because its memory holds the others; the thread's setting is PyTorch's."""
+    thread.release()
     for program in reversed(programs):
         program.close()
 

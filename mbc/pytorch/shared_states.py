@@ -28,6 +28,10 @@ torch: Any = importlib.import_module("torch")
 _get: Callable[..., Any] = dict[str, Any].get
 _version: Callable[[Any], int] = attrgetter("_version")
 _is_leaf: Callable[[Any], bool] = attrgetter("is_leaf")
+_IN_HOST_MEMORY = (
+    "The plan of the model is closed, and its parameters, statistics and gradients are in host memory: free memory of "
+    "the device, then call model.to(device)"
+)
 
 
 @dataclass(slots=True)
@@ -100,7 +104,7 @@ class SharedStates:
         self._leaves: Leaves | None = None
         self._constants: list[tuple[str, dict[str, Any], str, Any]] = []
         self._versions: dict[str, tuple[int, int]] = {}
-        self._parted: list[tuple[Any, Any, Any]] = []
+        self._parted: list[tuple[Any, Any, Any, Any]] = []  # tensor, copy, gradient, device
         for name, table, key in _tensors(model):
             entry = states.get(name)
             if entry is not None and entry.per_update:
@@ -267,29 +271,45 @@ class SharedStates:
 
         Returns:
             The names of the parameters whose gradients were in the plan's memory.
+
+        Raises:
+            RuntimeError: Host memory has no room for the copies; then nothing has changed.
         """
-        parted: list[str] = []
+        names: list[str] = []
+        parted: list[tuple[Any, Any, Any, Any]] = []
         for shared, address in zip(self.shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)
             if tensor is None or tensor.data_ptr() != address:
                 continue
             gradient = tensor.grad
             if gradient is not None and shared.gradient is not None and is_own(gradient, shared):
-                parted.append(shared.name)
+                names.append(shared.name)
                 gradient = gradient.to("cpu", copy=True)
-            self._parted.append((tensor, gradient, tensor.device))
+            parted.append((tensor, tensor.data.to("cpu", copy=True), gradient, tensor.device))
+        for tensor, data, _, _ in parted:
             tensor.grad = None
-            tensor.data = tensor.data.to("cpu", copy=True)
+            tensor.data = data
+        self._parted = parted
         self.shared, self.trained, self.inputs, self.given, self._storages, self._leaves = [], (), {}, [], [], None
         self._read.clear()
-        return parted
+        return names
 
     def settle(self) -> None:
-        """Move the tensors of `part` to the device on which they were, and give them their gradients again."""
-        for tensor, gradient, device in self._parted:
-            tensor.data = tensor.data.to(device)
-            tensor.grad = None if gradient is None else gradient.to(device)
-        self._parted.clear()
+        """Move the tensors of `part` to the device on which they were, and give them their gradients again.
+
+        Raises:
+            RuntimeError: The device has too little memory; then all of these tensors and gradients are in host memory.
+        """
+        parted, self._parted = self._parted, []
+        try:
+            moved = [(data.to(device), _on(device, gradient)) for _, data, gradient, device in parted]
+        except RuntimeError as error:  # the kind of PyTorch's errors of too little memory
+            for tensor, _, gradient, _ in parted:
+                tensor.grad = _on("cpu", gradient)
+            error.add_note(_IN_HOST_MEMORY)
+            raise
+        for (tensor, _, _, _), (data, gradient) in zip(parted, moved, strict=True):
+            tensor.data, tensor.grad = data, gradient
 
     def take_gradients(self, names: Container[str]) -> None:
         """Move the gradients of these parameters into the plan's memory."""
@@ -313,6 +333,11 @@ class SharedStates:
         owner = self._module.shared(shared.home)
         shared.lent = weakref.ref(owner)
         shared.tensor.data = shaped(torch.from_dlpack(owner), shared.view)
+
+
+def _on(device: Any, gradient: Any) -> Any:
+    """Return a gradient, which may be None, on a device."""
+    return None if gradient is None else gradient.to(device)
 
 
 def is_own(gradient: Any, shared: Shared) -> bool:

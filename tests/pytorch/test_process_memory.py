@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 
 from mbc.errors import BudgetError, MbcError
+from mbc.pytorch.calling_thread import CallingThread
 from mbc.pytorch.process_memory import Limit, Taken, limit_of
 from mbc.pytorch.shared_states import SharedStates
 from mbc.runtime import usage
@@ -18,7 +22,7 @@ from mbc.runtime.bindings import Place
 from mbc.runtime.module import Module
 from mbc.units import show_enough
 from tests.pytorch.nets import nn, torch
-from tests.pytorch.test_planned_module import F, X, agree, batches, normed, numbers, planned, sgd
+from tests.pytorch.test_planned_module import F, X, agree, batches, cross_entropy, normed, numbers, planned, sgd
 
 MB = 10**6
 
@@ -97,6 +101,61 @@ def test_nothing_holds_the_memory_of_a_closed_plan(monkeypatch: pytest.MonkeyPat
     with torch.autograd.set_multithreading_enabled(False):
         model.forward.planned.close()
         assert not torch._C._is_multithreading_enabled()  # the plan did not set it
+
+
+@pytest.mark.parametrize("close", [lambda model: model.forward.planned.close(), lambda _: None])
+def test_autograd_gets_its_threads_back_when_a_plan_ends(monkeypatch: pytest.MonkeyPatch, close: Callable[..., None]):
+    keep = CallingThread.keep
+    monkeypatch.setattr(CallingThread, "keep", lambda thread, _: keep(thread, "cuda"))
+    models = [planned(normed().double())]
+    cross_entropy(models[0]).backward()
+    assert not torch._C._is_multithreading_enabled()
+    close(models[0])
+    models.clear()
+    gc.collect()
+    assert torch._C._is_multithreading_enabled()
+
+
+def test_a_plan_that_ends_in_another_thread_leaves_the_settings_of_that_thread():
+    def release() -> bool:
+        with torch.autograd.set_multithreading_enabled(False):
+            thread.release()
+            return torch._C._is_multithreading_enabled()
+
+    thread = CallingThread()
+    with torch.autograd.set_multithreading_enabled(True), ThreadPoolExecutor() as other:
+        thread.keep("cuda")
+        assert not other.submit(release).result() and not torch._C._is_multithreading_enabled()
+
+
+@pytest.mark.parametrize("moves", [0, 1, 4, 11])
+@pytest.mark.parametrize("method", ["part", "settle"])
+def test_a_plan_closes_wholly_or_not_at_all(method: str, moves: int, monkeypatch: pytest.MonkeyPatch):
+    model, original, to = planned(normed().double()), getattr(SharedStates, method), torch.Tensor.to
+
+    def full(tensor: Any, device: Any, **_: Any) -> Any:
+        if next(calls) == moves:
+            raise torch.OutOfMemoryError("out of memory")
+        return to(tensor, device, copy=True)
+
+    def limited(states: SharedStates) -> Any:
+        places[:] = [tensor.data_ptr() for tensor in model.state_dict().values()]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "to", full)
+            return original(states)
+
+    def close() -> None:
+        model.first.weight.grad = model.first.weight.grad.clone()  # a gradient outside of the plan's memory
+        monkeypatch.setattr(SharedStates, method, limited)
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            model.forward.planned.close()
+        monkeypatch.undo()
+        assert ("model.to(device)" in str(getattr(raised.value, "__notes__", ()))) == (method == "settle")
+        assert places == [tensor.data_ptr() for tensor in model.state_dict().values()]
+        assert ("forward" in vars(model)) == (method == "part")
+
+    calls, places = count(), list[int]()
+    agree(numbers(partial(accumulated, between=close), model), numbers(accumulated, normed().double()))
 
 
 def test_a_model_is_not_planned_again_while_a_pass_waits(gpu: Gpu):
