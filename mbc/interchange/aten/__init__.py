@@ -1,6 +1,8 @@
 """Rules that translate ATen operations into the language.
 
-* `base`: the call that a rule receives: arguments of a node, and methods that write layers
+* `base`: the call that a rule receives, with tensors in the shapes that the program sees
+* `node_arguments`: the arguments of a node, which a call reads
+* `written_layers`: the layers that a call writes
 * `convolution`: convolutions and fully connected layers
 * `normalization`: batch, layer, group and instance normalisation
 * `renamings`: operations that are one layer of the language, as the layer's declaration says

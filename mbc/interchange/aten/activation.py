@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from mbc.interchange.aten.base import Call, Rule, as_activation
-from mbc.interchange.aten.operands import Noise, Refused, Result, Scores
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.operands import Noise, Refused, Result, Scores, as_activation
 
 
 def _glu(call: Call) -> Result:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from mbc.interchange.aten.attention import of_shares, scaled, scores, with_scores
-from mbc.interchange.aten.base import Call, Rule, as_activation, refuse_calculation
+from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import constant_of, is_number
 from mbc.interchange.aten.factors import channels_behind, factored, in_order, picked, with_channels
 from mbc.interchange.aten.operands import (
@@ -33,6 +33,8 @@ from mbc.interchange.aten.operands import (
     Standardized,
     Unknown,
     Weight,
+    as_activation,
+    refuse_calculation,
 )
 from mbc.interchange.aten.parameters import shaped, tensor_of
 

@@ -7,9 +7,7 @@ Nothing is moved until a layer needs the elements in the order of the view.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
@@ -23,27 +21,9 @@ from mbc.interchange.aten.operands import (
     Refused,
     as_setting,
 )
-from mbc.interchange.steps import Setting
+from mbc.interchange.aten.written_layers import Layers
 
 Seen = tuple[Atom, ...]
-
-
-class Layers(Protocol):
-    """The part of `mbc.interchange.aten.base.Call` that writes layers."""
-
-    def layer(
-        self,
-        op: str,
-        inputs: Activation | Sequence[Activation],
-        shape: tuple[int, ...],
-        settings: Mapping[str, Setting] | None = None,
-    ) -> Activation:
-        """Add a layer to the network and return its result, of the shape `shape`."""
-        ...
-
-    def operator(self, op: str, a: Activation | float, b: Activation | float, shape: tuple[int, ...]) -> Activation:
-        """Return the result of an operator (`+ - * /`), of the shape `shape`."""
-        ...
 
 
 def factored(x: Activation) -> Factored | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from mbc.interchange.program import Array, Held
 
@@ -216,6 +216,40 @@ class Untaken:
 UNKNOWN = Unknown()
 Operand = Activation | Weight | Computed | Scaled | Standardized | Known | Scores | Noise | Unknown | Untaken
 Result = Operand | tuple[Operand, ...]
+
+
+def refuse_calculation(weight: Weight) -> NoReturn:
+    """Raise Refused for a parameter that is computed with before a layer takes it.
+
+    Raises:
+        Refused: Always.
+    """
+    raise Refused(
+        f"it calculates with the {weight.held.kind} '{weight.held.key}' before a layer takes it",
+        "hold the result as a parameter, and use it in a layer or with a tensor of the network",
+    )
+
+
+def as_activation(operand: Operand) -> Activation:
+    """Return an operand as a tensor of the network.
+
+    Raises:
+        Refused: The operand is a parameter, a constant, scores or random numbers, which only a few operations take.
+    """
+    if isinstance(operand, Activation):
+        return operand
+    if isinstance(operand, Weight):
+        what = "parameter" if operand.held.kind == "parameter" else operand.held.kind
+        raise Refused(f"it takes the {what} '{operand.held.key}' as a tensor", "use it in a layer of torch.nn")
+    if isinstance(operand, Scaled | Standardized):
+        refuse_calculation(operand.weight)
+    if isinstance(operand, Computed):
+        raise Refused("it takes a tensor computed from parameters alone", "add it to a tensor of the network first")
+    if isinstance(operand, Known):
+        raise Refused("it takes numbers that do not depend on the input", "hold them as a parameter or buffer")
+    if isinstance(operand, Scores):
+        raise Refused("it takes the scores of attention", "use torch.nn.functional.scaled_dot_product_attention")
+    raise Refused("it takes random numbers", "use torch.nn.Dropout or stochastic depth of whole samples")
 
 
 def shape_of(operand: Operand | None) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mbc.interchange.aten.axes import padded, sized, sliced
-from mbc.interchange.aten.base import Call, Rule, as_activation
+from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import axes_of, channels_behind, factored, regarded, selected, windowed
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
@@ -20,6 +20,7 @@ from mbc.interchange.aten.operands import (
     Refused,
     Result,
     Weight,
+    as_activation,
     as_setting,
 )
 from mbc.interchange.aten.shape import in_shape
@@ -36,7 +37,7 @@ def filled(call: Call, operand: Operand, like: Activation) -> Activation:
         Refused: The numbers are not one set for each sample.
     """
     if not isinstance(operand, Known):
-        return call.settle(as_activation(operand))
+        return call.settle(operand)
     shape = operand.array.shape
     if len(shape) != len(like.shape) or shape[0] != like.shape[0]:
         raise Refused(f"it joins numbers of the shape {list(shape)} with {list(like.shape)}", _ROWS)
@@ -132,7 +133,7 @@ def _select(call: Call) -> Result:
 
 
 def _stack(call: Call) -> Result:
-    parts = [call.settle(as_activation(x)) for x in call.operands("tensors")]
+    parts = [call.settle(x) for x in call.operands("tensors")]
     axis = call.integer("dim", 0) % (len(parts[0].shape) + 1)
     if axis == 0:
         raise Refused("it joins along a new dimension 0, of samples", _ROWS)

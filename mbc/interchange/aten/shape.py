@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from mbc.interchange.aten.base import Call, Rule, as_activation
+from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import constant_of, is_number
 from mbc.interchange.aten.factors import axes_of, factored, permuted, reshaped
 from mbc.interchange.aten.operands import (
@@ -29,6 +29,7 @@ from mbc.interchange.aten.operands import (
     Scores,
     Standardized,
     Weight,
+    as_activation,
 )
 from mbc.interchange.aten.operation_schemas import RESHAPES, SHAPE_ARGUMENTS
 from mbc.interchange.steps import Step

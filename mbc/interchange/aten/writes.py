@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from mbc.interchange.aten.axes import reshaped, sized, sliced
-from mbc.interchange.aten.base import Call, Rule, as_activation, refuse_calculation
-from mbc.interchange.aten.operands import Activation, Expanded, Known, Operand, Refused, Result
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.operands import Activation, Expanded, Known, Operand, Refused, Result, refuse_calculation
 from mbc.interchange.aten.parts import filled
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
@@ -53,7 +53,7 @@ def _select_scatter(call: Call) -> Result:
     if isinstance(src, Known):
         src = replace(src, array=np.broadcast_to(src.array, (*shape[:dim], *shape[dim + 1 :])).reshape(one))
     else:
-        src = reshaped(call, call.settle(as_activation(src)), one)
+        src = reshaped(call, call.settle(src), one)
     return _replaced(call, dim, index, index + 1, src)
 
 
@@ -73,7 +73,7 @@ def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Resu
         return Known(array)
     if dim == 0:
         raise Refused("it writes to some samples of a mini-batch", _ROWS)
-    like = call.settle(as_activation(src if isinstance(whole, Known) else whole))
+    like = call.settle(src if isinstance(whole, Known) else whole)
     whole, src = (filled(call, x, like) for x in (whole, src))
     parts = [
         sliced(call, x, dim, range(first, last))
@@ -92,7 +92,7 @@ def _steps_replaced(call: Call, dim: int, places: range, src: Operand) -> Result
     whole = call.operand("self")
     if isinstance(whole, Known) or isinstance(src, Known) or dim == 0 or len(places) > _MOST_PLACES:
         raise Refused("it writes to every other element", "write to slices without a step")
-    whole, src = call.settle(as_activation(whole)), call.settle(as_activation(src))
+    whole, src = call.settle(whole), call.settle(src)
     parts: list[Activation] = []
     done = 0
     for number, place in enumerate(places):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from mbc.interchange.aten.base import Refused
+from mbc.interchange.aten.operands import Refused
 from mbc.interchange.aten.renamings import RENAMINGS
 from mbc.interchange.from_onnx import patterns
 from mbc.interchange.from_onnx.expressions import Expression

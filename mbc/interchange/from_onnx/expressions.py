@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mbc.interchange.aten.base import Refused
+from mbc.interchange.aten.operands import Refused
 from mbc.interchange.from_onnx.operator import Operator
 from mbc.interchange.program import Argument, Array, TensorName
 from mbc.ops.window import MOST_AXES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mbc.interchange.aten.base import Refused
+from mbc.interchange.aten.operands import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.patterns import bias_behind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mbc.interchange.aten.base import Refused
+from mbc.interchange.aten.operands import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.patterns import is_part_of_group_norm

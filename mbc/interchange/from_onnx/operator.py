@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mbc.interchange.aten.base import Refused
+from mbc.interchange.aten.operands import Refused
 from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.program import Argument, Array, Dynamic, TensorMeta, TensorName
 from mbc.interchange.pt2 import printable

@@ -17,7 +17,7 @@ import numpy as np
 
 from mbc.errors import MbcError
 from mbc.files import read_file
-from mbc.interchange.aten.base import Refused
+from mbc.interchange.aten.operands import Refused
 from mbc.interchange.from_onnx import (
     attention,
     conditions,
