@@ -2,9 +2,10 @@
 
 Two of three mutants change a line of `mbc/`, one a line of `templates/kernels`: comparisons, `and` and `or`,
 arithmetic, `min` and `max`, constants (`mutation_operators.py`). A mutant of mbc meets the tests of its module first,
-then those of the mirrored folder and those elsewhere that import it. A mutant of a kernel is compiled with the sources
-that include it, and meets the emulator's cases of their kernels, then the other tests of kernels. The first failure
-decides, if the same test passes without the mutant. The outcomes:
+then those of the mirrored folder and those elsewhere that import it, then those of the command line and of the
+language, which run most modules without importing them. A mutant of a kernel is compiled with the sources that include
+it, and meets the emulator's cases of their kernels, then the other tests of kernels. The first failure decides, if the
+same test passes without the mutant. The outcomes:
 
     killed            a test failed
     survived          all tests ran and passed, though the line ran
@@ -50,6 +51,7 @@ def reached():
     reached = lambda: True
     return True
 """
+WHOLE = ("tests/cli/", "tests/frontend/")  # tests that run most modules
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "results", "__pycache__")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::.*?)?)(?: - .*)?$", re.MULTILINE)
 
@@ -143,7 +145,7 @@ def difference(path: str, source: bytes, site: Site) -> str:
 
 
 def suites(root: Path, path: str) -> list[list[str]]:
-    """Return the files of tests of a module, in the order in which they run: its own, and then others."""
+    """Return the files of tests of a module in the order in which they run: its own, others, those of all modules."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
     mirrored = root / "tests" / Path(path).parent.relative_to("mbc")
@@ -152,6 +154,7 @@ def suites(root: Path, path: str) -> list[list[str]]:
     imports = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
     own: list[str] = []
     rest: list[str] = []
+    whole: list[str] = []
     for file in sorted((root / "tests").rglob("test_*.py")):
         place = file.relative_to(root).as_posix()
         inside = mirrored in file.parents and (mirrored != root / "tests" or file.parent == mirrored)
@@ -161,7 +164,9 @@ def suites(root: Path, path: str) -> list[list[str]]:
             own.append(place)
         elif inside or imports.search(file.read_text(encoding="utf-8")):
             rest.append(place)
-    return [files for files in (own, rest) if files]
+        elif place.startswith(WHOLE):
+            whole.append(place)
+    return [files for files in (own, rest, whole) if files]
 
 
 @cache

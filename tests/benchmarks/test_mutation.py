@@ -50,20 +50,12 @@ def mutants(source: str, name: str, folder: Path) -> set[str]:
 
 def test_sites_of_python_are_code_that_runs(tmp_path: Path) -> None:
     assert mutants(SOURCE, "small.py", tmp_path) == {
-        "sizes: tuple[int, 2] = (2, True)",
-        "sizes: tuple[int, 2] = (1, False)",
-        "def least(a, b, twice=True):",
-        "if a < b and not twice or a is None:",
-        "if a <= b or not twice or a is None:",
-        "if a <= b and  twice or a is None:",
-        "if a <= b and not twice and a is None:",
-        "if a <= b and not twice or a is not None:",
-        'return f"{a + 1}" + "x" * 3',
-        "a += b // 4",
-        "a += b % 5",
-        "return max(a, b ** 2)",
-        "return min(a, b ** 3)",
-    }
+        "sizes: tuple[int, 2] = (2, True)", "sizes: tuple[int, 2] = (1, False)", "def least(a, b, twice=True):",
+        "if a < b and not twice or a is None:", "if a <= b or not twice or a is None:",
+        "if a <= b and  twice or a is None:", "if a <= b and not twice and a is None:",
+        "if a <= b and not twice or a is not None:", 'return f"{a + 1}" + "x" * 3', "a += b // 4", "a += b % 5",
+        "return max(a, b ** 2)", "return min(a, b ** 3)",
+    }  # fmt: skip
 
 
 def test_sites_of_kernels_are_outside_comments_templates_and_texts(tmp_path: Path) -> None:
@@ -94,8 +86,9 @@ def test_drawn_mutants_of_mbc_are_programs() -> None:
 
 
 def test_tests_of_a_module_run_first() -> None:
-    own, others = mutation.suites(ROOT, "mbc/ops/pooling.py")
+    own, others, whole = mutation.suites(ROOT, "mbc/ops/pooling.py")
     assert own == ["tests/ops/test_meaning.py"] and "tests/ops/test_gradients.py" in others
+    assert "tests/cli/test_compile.py" in whole and all(file.startswith(mutation.WHOLE) for file in whole)
     assert "tests/test_units.py" in mutation.suites(ROOT, "mbc/units.py")[0]
     assert "max_pool_batch_norm.cu" in mutation.including(ROOT, "templates/kernels/pool/pool.cuh")
 

@@ -68,19 +68,11 @@ def test_path_of_blocks_and_loops():
       for i in range(2) { y = y |> two(4) |> two(4) }
       for i in range(1) @tail { for j in range(2) { y = y |> conv(5, 1) } }"""
     assert trained(lower_body(body, header)) == [
-        "two0.conv0.weight",
-        "two0.second.weight",
-        "loop0.0.two0.conv0.weight",
-        "loop0.0.two0.second.weight",
-        "loop0.0.two1.conv0.weight",
-        "loop0.0.two1.second.weight",
-        "loop0.1.two0.conv0.weight",
-        "loop0.1.two0.second.weight",
-        "loop0.1.two1.conv0.weight",
-        "loop0.1.two1.second.weight",
-        "tail.0.loop0.0.conv0.weight",
-        "tail.0.loop0.1.conv0.weight",
-    ]
+        "two0.conv0.weight", "two0.second.weight", "loop0.0.two0.conv0.weight", "loop0.0.two0.second.weight",
+        "loop0.0.two1.conv0.weight", "loop0.0.two1.second.weight", "loop0.1.two0.conv0.weight",
+        "loop0.1.two0.second.weight", "loop0.1.two1.conv0.weight", "loop0.1.two1.second.weight",
+        "tail.0.loop0.0.conv0.weight", "tail.0.loop0.1.conv0.weight",
+    ]  # fmt: skip
 
 
 def test_a_label_may_be_a_path_with_numbers_and_words_of_the_language():
@@ -217,26 +209,13 @@ def test_defaults_may_use_earlier_parameters():
 @pytest.mark.parametrize(
     ("text", "channels"),
     [
-        ("2 + 3 * 4", 14),
-        ("(2 + 3) * 4", 20),
-        ("7 // 2", 3),
-        ("8 / 2", 4),
-        ("7 % 4", 3),
-        ("2 ** 3 ** 2 // 64", 8),
-        ("-2 + 5", 3),
-        ("10 - 3 - 2", 5),
-        ("int(3.9)", 3),
-        ("max(2, 9, 4)", 9),
-        ("min((5, 3))", 3),
-        ("len((1, 2, 3))", 3),
-        ("range(3, 9, 2)[-1]", 7),
-        ("image.shape[1] * 2", 6),
-        ("5 if image.shape == (4, 3, 8, 8) else 6", 5),
-        ("5 if not (1 < 2 and 2 >= 3) else 6", 5),
-        ("5 if (1, 2) != (1, 2) else 6", 6),
-        ("1e1", 10),
+        ("2 + 3 * 4", 14), ("(2 + 3) * 4", 20), ("7 // 2", 3), ("8 / 2", 4), ("7 % 4", 3), ("2 ** 3 ** 2 // 64", 8),
+        ("-2 + 5", 3), ("10 - 3 - 2", 5), ("int(3.9)", 3), ("max(2, 9, 4)", 9), ("min((5, 3))", 3),
+        ("len((1, 2, 3))", 3), ("range(3, 9, 2)[-1]", 7), ("image.shape[1] * 2", 6),
+        ("5 if image.shape == (4, 3, 8, 8) else 6", 5), ("5 if not (1 < 2 and 2 >= 3) else 6", 5),
+        ("5 if (1, 2) != (1, 2) else 6", 6), ("1e1", 10),
     ],
-)
+)  # fmt: skip
 def test_arithmetic(text: str, channels: int):
     assert lower_body(f"y = image |> conv({text}, 1)").values["conv0"].type.shape[1] == channels
 
@@ -261,16 +240,10 @@ def test_arithmetic_of_tensors(text: str, expected: list[str]):
 @pytest.mark.parametrize(
     ("text", "factor", "offset"),
     [
-        ("3 * image", 3, 0),
-        ("image * 3", 3, 0),
-        ("image / 4", 0.25, 0),
-        ("image + 2", 1, 2),
-        ("2 + image", 1, 2),
-        ("image - 2", 1, -2),
-        ("2 - image", -1, 2),
-        ("-image", -1, 0),
+        ("3 * image", 3, 0), ("image * 3", 3, 0), ("image / 4", 0.25, 0), ("image + 2", 1, 2), ("2 + image", 1, 2),
+        ("image - 2", 1, -2), ("2 - image", -1, 2), ("-image", -1, 0),
     ],
-)
+)  # fmt: skip
 def test_scale_and_offset(text: str, factor: float, offset: float):
     network = lower_body(f"y = {text}")
     assert network.operations[0].attributes == Scale(factor, offset)

@@ -116,10 +116,8 @@ def test_the_parts_of_all_ranks_are_updated_as_the_whole(
 def test_the_norm_of_norms_is_that_of_all() -> None:
     draws = np.random.default_rng(2)
     arrays = [draws.normal(0, 1, shape) for shape in ((3, 4), (5,), (2, 2, 2))]
-    assert KINDS["norm"].shape(NoAttributes(), tuple(TensorType(a.shape, DType.FP64) for a in arrays)) == (
-        TensorType((1,), DType.FP64),
-    )
-    one = (TensorType((1,), DType.FP64),)
+    types, one = tuple(TensorType(a.shape, DType.FP64) for a in arrays), (TensorType((1,), DType.FP64),)
+    assert KINDS["norm"].shape(NoAttributes(), types) == KINDS["norm"].shape(NoAttributes(), types[:1]) == one
     norms = [run("norm", NoAttributes(), some, one)[0][0] for some in (arrays[:1], arrays[1:])]
     assert np.hypot(*norms) == pytest.approx(np.linalg.norm(np.concatenate([a.ravel() for a in arrays])), rel=1e-14)
     assert np.isnan(run("norm", NoAttributes(), [np.array([np.nan, 1.0])], one)[0]).all()

@@ -176,16 +176,9 @@ def control(**fields: float) -> Operand:
         block = np.zeros(shape, np.uint8)
         record = control_record(block)
         start = {
-            "step": 3,
-            "seed": 0x123456789ABC,
-            "global_seed": 0xCBA987654321,
-            "first_row": 40,
-            "learning_rate": 0.1,
-            "loss_scale": 4.0,
-            "gradient_scale": 8.0,
-            "proceed": 1,
-            "updates": 5,
-        }
+            "step": 3, "seed": 0x123456789ABC, "global_seed": 0xCBA987654321, "first_row": 40, "learning_rate": 0.1,
+            "loss_scale": 4.0, "gradient_scale": 8.0, "proceed": 1, "updates": 5,
+        }  # fmt: skip
         for name, value in (start | fields).items():
             record[name] = value
         return block
@@ -274,16 +267,10 @@ def _pointwise(cases: Cases, function: Pointwise, a: Attributes, note: str) -> N
 def _broadcast(cases: Cases) -> None:
     # One operand or both repeated, along any axes, by the vector and not; of one shape; vectors along an axis.
     for left, right in (
-        ((3, 16, 5, 6), (16,)),
-        ((2, 8, 3, 8), (8, 1, 1)),
-        ((2, 7, 3, 5), (2, 1, 3, 5)),
-        ((2, 16, 4, 8), (1, 16, 4, 8)),
-        ((4, 5, 24), (5, 24)),
-        ((3, 5, 9), (3, 5, 1)),
-        ((2, 3, 2, 5, 4), (3, 1, 5, 1)),
-        ((5, 16), (5, 16)),
-        ((2, 2, 8, 3, 7), (2, 8, 1, 1)),
-    ):
+        ((3, 16, 5, 6), (16,)), ((2, 8, 3, 8), (8, 1, 1)), ((2, 7, 3, 5), (2, 1, 3, 5)),
+        ((2, 16, 4, 8), (1, 16, 4, 8)), ((4, 5, 24), (5, 24)), ((3, 5, 9), (3, 5, 1)),
+        ((2, 3, 2, 5, 4), (3, 1, 5, 1)), ((5, 16), (5, 16)), ((2, 2, 8, 3, 7), (2, 8, 1, 1)),
+    ):  # fmt: skip
         note = "x".join(map(str, right))
         for operator in ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"):
             first, second = (w(*s, make=positive) if "div" in operator else w(*s) for s in (left, right))
@@ -297,19 +284,11 @@ def _broadcast(cases: Cases) -> None:
             cases.add("relation", Relation(operator), first, second, note=f"{operator}{note}")
     cases.add("broadcast", Broadcast("mul", 2), w(3, 5, 16), w(16), note="last")
     for shape, axes, keep in (
-        ((3, 16, 5, 6), (1,), True),
-        ((3, 16, 5, 6), (2, 3), False),
-        ((2, 8, 4, 9), (2,), False),
-        ((2, 16, 3, 8), (1, 3), True),
-        ((2, 3, 2, 5, 4), (1, 3), False),
-        ((5, 700), (1,), False),
-        ((2, 3, 90, 91), (1, 2, 3), False),
-        ((3, 2, 8, 7, 8), (1,), False),
-        ((2, 3, 97, 5), (1,), False),
-        ((2, 64, 24), (1,), False),
-        ((2, 3, 16, 18), (2, 3), False),
-        ((2, 3, 16, 3, 7), (3, 4), False),
-    ):
+        ((3, 16, 5, 6), (1,), True), ((3, 16, 5, 6), (2, 3), False), ((2, 8, 4, 9), (2,), False),
+        ((2, 16, 3, 8), (1, 3), True), ((2, 3, 2, 5, 4), (1, 3), False), ((5, 700), (1,), False),
+        ((2, 3, 90, 91), (1, 2, 3), False), ((3, 2, 8, 7, 8), (1,), False), ((2, 3, 97, 5), (1,), False),
+        ((2, 64, 24), (1,), False), ((2, 3, 16, 18), (2, 3), False), ((2, 3, 16, 3, 7), (3, 4), False),
+    ):  # fmt: skip
         x = TensorType(shape, DType.FP32)
         left = reduced_shape(x, axes, keep)
         note = "x".join(map(str, axes))
@@ -437,23 +416,10 @@ def _filters(cases: Cases) -> None:
 def _groups(cases: Cases) -> None:
     # By the vector and not, in either layout; by warps and by blocks; sums in parts.
     for shape, groups in (
-        ((3, 16, 5, 6), 4),
-        ((2, 32, 3, 8), 2),
-        ((2, 6, 40, 41), 3),
-        ((4, 24), 3),
-        ((3, 16, 5, 6), 0),
-        ((2, 7, 3, 5), 0),
-        ((3, 515), 0),
-        ((1, 40, 64, 65), 0),
-        ((3, 96, 5, 7), 0),
-        ((2, 97, 3, 5), 0),
-        ((7, 3, 9, 11), 0),
-        ((131, 64), 0),
-        ((5, 1000), 0),
-        ((3, 768, 7), 0),
-        ((2, 24, 20, 21), 0),
-        ((3, 2400), 0),
-    ):
+        ((3, 16, 5, 6), 4), ((2, 32, 3, 8), 2), ((2, 6, 40, 41), 3), ((4, 24), 3), ((3, 16, 5, 6), 0),
+        ((2, 7, 3, 5), 0), ((3, 515), 0), ((1, 40, 64, 65), 0), ((3, 96, 5, 7), 0), ((2, 97, 3, 5), 0),
+        ((7, 3, 9, 11), 0), ((131, 64), 0), ((5, 1000), 0), ((3, 768, 7), 0), ((2, 24, 20, 21), 0), ((3, 2400), 0),
+    ):  # fmt: skip
         a = GroupNorm(1e-3, groups) if groups else LayerNorm(1e-3)
         kind, c = "group_norm" if groups else "layer_norm", shape[1]
         pixels = (1,) * (len(shape) - 2) if groups else shape[2:]
@@ -585,16 +551,9 @@ def _images(cases: Cases) -> None:
 
 def _moves(cases: Cases) -> None:
     for shape in (
-        *SHAPES,
-        (2, 3, 40, 41),
-        (2, 3, 50, 42),
-        (2, 3, 5, 7),
-        (3, 67, 7, 9),
-        (13,),
-        (2, 24, 4, 8),
-        (3, 80, 6, 6),
+        *SHAPES, (2, 3, 40, 41), (2, 3, 50, 42), (2, 3, 5, 7), (3, 67, 7, 9), (13,), (2, 24, 4, 8), (3, 80, 6, 6),
         (2, 97, 7, 7),
-    ):
+    ):  # fmt: skip
         cases.add("convert", NONE, w(*shape))
         cases.add("convert", NONE, m(*shape), note="fp32")
         cases.add("cast", Cast("fp32"), w(*shape), note="widen")
@@ -651,19 +610,9 @@ def _augment(cases: Cases) -> None:
 
 def _losses(cases: Cases) -> None:
     for rows, classes, *rest in (
-        (37, 10),
-        (5, 1000),
-        (1, 2),
-        (2, 200),
-        (1, 2500),
-        (3, 7, 5, 6),
-        (2, 5, 20, 21),
-        (2, 2, 80, 60),
-        (3, 3, 8, 6),
-        (2, 4, 7, 4),
-        (3, 2, 4, 3),
-        (2, 33, 8, 8),
-    ):
+        (37, 10), (5, 1000), (1, 2), (2, 200), (1, 2500), (3, 7, 5, 6), (2, 5, 20, 21), (2, 2, 80, 60), (3, 3, 8, 6),
+        (2, 4, 7, 4), (3, 2, 4, 3), (2, 33, 8, 8),
+    ):  # fmt: skip
         target = Operand("int32", (rows, *rest), numbers(classes))
         logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
         for smoothing in (0.0, 0.1):
@@ -1095,22 +1044,15 @@ def _windows(cases: Cases) -> None:
 def _attention(cases: Cases) -> None:
     """Add cases of attention with different heads, groups, queries, keys, channels of a head, and biases."""
     for heads, groups, queries, keys, depth, bias, packed, causal in (
-        (2, 1, 70, 70, 32, None, True, False),
-        (2, 3, 19, 19, 8, (2, 3), True, False),
-        (3, 2, 9, 21, 40, (1, 2), False, False),
-        (2, 2, 21, 9, 24, (2, 1), False, True),
-        (1, 1, 35, 67, 80, (1, 1), False, True),
-        (1, 1, 5, 66, 120, None, False, False),
-        (3, 0, 17, 17, 5, None, True, True),
-        (1, 1, 3, 18, 200, (1, 1), False, False),
-        (2, 1, 1, 1, 16, None, True, False),
-        (1, 1, 5, 5, 64, None, True, False),
-        (1, 4, 49, 49, 32, (1, 4), True, False),
-        (1, 1, 50, 50, 64, (1, 1), True, True),
-        (1, 1, 33, 80, 56, (1, 1), False, False),
-        (1, 1, 196, 196, 32, None, True, True),
+        (2, 1, 70, 70, 32, None, True, False), (2, 3, 19, 19, 8, (2, 3), True, False),
+        (3, 2, 9, 21, 40, (1, 2), False, False), (2, 2, 21, 9, 24, (2, 1), False, True),
+        (1, 1, 35, 67, 80, (1, 1), False, True), (1, 1, 5, 66, 120, None, False, False),
+        (3, 0, 17, 17, 5, None, True, True), (1, 1, 3, 18, 200, (1, 1), False, False),
+        (2, 1, 1, 1, 16, None, True, False), (1, 1, 5, 5, 64, None, True, False),
+        (1, 4, 49, 49, 32, (1, 4), True, False), (1, 1, 50, 50, 64, (1, 1), True, True),
+        (1, 1, 33, 80, 56, (1, 1), False, False), (1, 1, 196, 196, 32, None, True, True),
         (1, 1, 197, 197, 64, None, True, False),
-    ):
+    ):  # fmt: skip
         outer = (groups,) if groups else ()
         channels = heads * depth
         q, k = w(2, channels, *outer, queries), w(2, channels, *outer, keys)

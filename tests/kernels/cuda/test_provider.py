@@ -468,6 +468,8 @@ def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
     """Each file is compiled alone, as for a module, because two files may use one name."""
     command = [str(NVCC), "-arch=sm_90", "-std=c++17", f"-DMBC_WORKING={working}"]
     command += ["-Xcicc", "-O0", "-Xptxas", "-Ofc=max"]  # hardly optimised, because only compiling is tested
+    # nvcc 13 takes the constants of a channel in channels.cuh for a local variable of the lambda that refers to them.
+    command += ["-diag-suppress=836"]
     write_launch_headers(tmp_path)
     include = (*(path for path in SOURCES.iterdir() if path.is_dir()), SOURCES.parent / "include", tmp_path)
     command += [*(f"-I{path}" for path in include), "-c", *map(str, sorted(SOURCES.rglob("*.cu")))]

@@ -56,18 +56,11 @@ def launched(plan: Plan) -> set[str]:
 def test_every_kernel_finds_its_place():
     kernels = launched(planned(graph()))
     assert kernels >= {
-        "bias_add_relu_max_pool",
-        "relu_max_pool",
-        "batch_normalize_relu_max_pool",
-        "batch_normalize_relu_and_max_pool",
-        "relu_max_pool_backward_channel_sum",
-        "relu_max_pool_backward",
-        "relu_max_pool_backward_bn_reduce",
-        "relu_max_pool_backward_bn_backward",
-        "max_pool_backward_add",
-        "max_pool_backward_add_bn_reduce",
-        "max_pool_backward_add_bn_backward",
-    }
+        "bias_add_relu_max_pool", "relu_max_pool", "batch_normalize_relu_max_pool",
+        "batch_normalize_relu_and_max_pool", "relu_max_pool_backward_channel_sum", "relu_max_pool_backward",
+        "relu_max_pool_backward_bn_reduce", "relu_max_pool_backward_bn_backward", "max_pool_backward_add",
+        "max_pool_backward_add_bn_reduce", "max_pool_backward_add_bn_backward",
+    }  # fmt: skip
     assert "max_pool_backward" not in kernels
 
 

@@ -12,6 +12,7 @@ from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
+from mbc.optimize.remat.draft_state import RematState, RematTask
 from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
@@ -21,6 +22,7 @@ from mbc.plan.model import Access, Kernel, Launch, Mode
 from tests.optimize.fusion.test_select_groups import graph
 from tests.optimize.fusion.test_select_groups import table as favouring
 from tests.optimize.fusion.unclustered import UNCLUSTERED
+from tests.optimize.remat.test_greedy import RECOMPUTE
 from tests.optimize.search.test_fused_within_budget import kept, recomputed_outputs, within
 
 
@@ -79,18 +81,21 @@ def test_sums_that_write_more_are_not_replaced():
     assert checked
 
 
-def test_gradients_read_in_another_layout_are_converted_after_the_sums():
+def test_gaps_have_the_time_of_fused_launches_and_gradients_in_another_layout_are_converted_after_the_sums():
     steps = graph("fp32")
     table = favouring(steps, gpu=UNCLUSTERED)
     programs = Fusion.of(table).programs()
     choices = defer_readers(Fusion.of(table), choose(table, {}, programs=programs), UNLIMITED_BYTES)
     draft = emit_launches(table, choices)
     regions = regions_of(steps, draft, draft.train)
-    (maker, position), launch = next(
-        (at, run)
-        for at, run in fused_remat_launches(Fusion.of(table), draft, regions, choices.train).items()
-        if at[1] > run.reductions
-    )
+    launches = fused_remat_launches(Fusion.of(table), draft, regions, choices.train)
+    task = RematTask(steps, draft, UNCLUSTERED.links, RECOMPUTE, 0, fused_remat=launches, regions=regions)
+    ledger = RematState(task).ledger
+    gaps = {gap for place in range(len(regions)) for gap in ledger.gaps(place)}
+    times_us = {(ledger.defined_at[buffer], before): time_us for buffer, before, time_us in gaps}
+    both = times_us.keys() & launches.keys()
+    assert both and all(times_us[at] == launches[at].more_us for at in both)
+    (maker, position), launch = next((at, run) for at, run in launches.items() if at[1] > run.reductions)
     # Whoever reads the value reads a copy of it instead.
     old, other = launch.target, len(draft.buffers)
     rows = draft.buffers[old].rows
