@@ -2,7 +2,7 @@
 
 * `speed`: nnU-Net's benchmark without data loading, with and without `MBC_MEMORY`. `--network` chooses the original
   network (2 x 128^3) or a preset of residual encoders (L: 2 x 160 x 192 x 192; XL: 2 x 192 x 256 x 256; 16 classes).
-* `dice`: a drawn data set that nnU-Net plans and preprocesses; both trainers, six seeds, equal weights and batches.
+* `dice`: a drawn data set that nnU-Net plans and preprocesses; both trainers, three seeds, equal weights and batches.
 * `killed`: two equal trainings with steps of mbc. The first runs to its end; the script kills the second several times
   by SIGKILL and continues it from its last checkpoint. The result is how far their losses differ.
 
@@ -37,7 +37,7 @@ from record import ROOT, attempt, results, show, start
 
 from mbc.pytorch.nnunet import TRAINERS
 
-NAME, CASES, SEEDS, KILLS = "Dataset001_Drawn", 20, range(6), 3
+NAME, CASES, SEEDS, KILLS = "Dataset001_Drawn", 20, (0, 1, 2), 3
 STOCK, OURS = "nnUNetTrainer", "nnUNetTrainerMbc"
 NO_LOADING = "Benchmark_5epochs_noDataLoading"
 # The networks of speed: plans file, patch in place of that of the plans, MBC_MEMORY of the trainings, and classes with
