@@ -9,7 +9,7 @@ import numpy as np
 from mbc.ir.graph import Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError
-from mbc.ops.device import device
+from mbc.ops.device import device, dot
 from mbc.ops.framework_calls import Calls
 
 NONE = NoAttributes()
@@ -85,7 +85,7 @@ OPS = (
         calls=Calls("x + y", jax="x + y", onnx="Add(x, y)"),
     ),
     OpKind("pixel_sum", NoAttributes, _pixel_sum_shape, _sum, divisible=True),
-    OpKind("pixel_dot", NoAttributes, _pixel_sum_shape, _dot, divisible=True),
+    OpKind("pixel_dot", NoAttributes, _pixel_sum_shape, _dot, divisible=True, device=dot),
 )
 
 LAYERS: tuple[Layer, ...] = ()

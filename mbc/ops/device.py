@@ -25,6 +25,7 @@ class Expression:
             with one element for each channel.
         by_sample: Constants and outputs of reductions have one element for each channel of each sample, unless they
             have one for each channel.
+        inside: The output of a reduction has the operands' element type, and a group may compute more values from it.
     """
 
     operands: tuple[str, ...]
@@ -33,6 +34,7 @@ class Expression:
     sums: tuple[str, ...] = ()
     finishes: tuple[str, ...] = ()
     by_sample: bool = False
+    inside: bool = False
 
 
 # Returns the expression of an operation for its attributes and its number of inputs.
@@ -48,6 +50,12 @@ def device(operands: str, text: str, *reals: str) -> Device:
         reals: Names of attributes, or properties of these, that the text reads.
     """
     return chosen(operands, lambda attributes: text, *reals)
+
+
+def dot(attributes: Any, inputs: int) -> Expression:
+    """Return the device expression of a sum of products, the gradient of an operand that was repeated."""
+    factor = float(getattr(attributes, "factor", 1.0))
+    return Expression(("a", "b"), "", (("factor", factor),), ("a * b",), ("factor * sum0",), inside=True)
 
 
 def by_operator(operands: str, texts: Mapping[str, str], *reals: str) -> Device:

@@ -16,7 +16,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.activation import Scale
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
-from mbc.ops.device import device
+from mbc.ops.device import device, dot
 from mbc.ops.framework_calls import Calls
 
 Shape = tuple[int, ...]
@@ -149,7 +149,7 @@ def _loss_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ..
 _SUM = "(x.sum(axes) * factor).reshape(len(x), *shape)"
 OPS = (
     OpKind("reduce_sum", Reduce, _shape, _evaluate, _gradient, divisible=True, calls=Calls(_SUM, jax=_SUM)),
-    OpKind("reduce_dot", Reduce, _shape, _evaluate, divisible=True),
+    OpKind("reduce_dot", Reduce, _shape, _evaluate, divisible=True, device=dot),
     *(
         OpKind(kind, Reduce, _row_shape, _row_evaluate, gradient, divisible=True, accumulates=True, reduces=True)
         for kind, gradient in (("row_reduce_sum", None), ("row_reduce_dot", _loss_gradient))

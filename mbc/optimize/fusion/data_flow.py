@@ -111,12 +111,13 @@ class Flow:
         return self.joined(positions, stored)
 
     def stored(self, cluster: Cluster) -> list[str]:
-        """Return the values that the launch of a cluster stores: those that are read elsewhere, and all reductions."""
+        """Return the values that a cluster's launch stores: those that are read elsewhere, and sums that end it."""
         values = self.outputs(cluster.members)
-        return [name for name in values if self._is_reduced(name) or self.is_read_outside(name, cluster.members)]
+        return [name for name in values if self._ends(name) or self.is_read_outside(name, cluster.members)]
 
-    def _is_reduced(self, value: str) -> bool:
-        return self.reduces(self.producers[value])
+    def _ends(self, value: str) -> bool:
+        expression = expression_of(self.program[self.producers[value]])
+        return bool(expression.sums) and not expression.inside
 
     def is_by_sample(self, cluster: Cluster) -> bool:
         """Return whether a member of a cluster normalises each sample by itself."""
@@ -224,8 +225,9 @@ def _recomputing(flow: Flow, cluster: Cluster) -> Iterator[Group]:
     recomputed: frozenset[int] = frozenset()
     largest = max(map(flow.elements, (*flow.inputs(cluster.members), *flow.outputs(cluster.members))))
     for value in flow.inputs(cluster.members):
-        if flow.elements(value) < largest:
-            continue  # a value that is repeated would be computed for each element
+        # A value that is repeated would be computed for each element: that pays if an earlier launch need not store it.
+        if flow.elements(value) < largest and flow.readers[value][0] >= min(cluster.members):
+            continue
         # Batch normalisation has patterns for this.
         for through_stored in (False, True) if flow.is_by_sample(cluster) else (False,):
             more = recomputed | _upstream(flow, value, cluster, recomputed, through_stored)

@@ -20,7 +20,7 @@ from mbc.ops.elementary import Power
 from mbc.ops.fused import join
 from mbc.ops.instance_norm import InstanceNormalize, InstanceNormalizeBackward
 from mbc.ops.piecewise import Clamp, Indicator
-from mbc.ops.reduce import Expand
+from mbc.ops.reduce import Expand, Reduce
 from tests.kernels.cuda.cases import Case, Operand, Shape, normal, positive
 
 SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 24)
@@ -60,7 +60,8 @@ CHANNELS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "instance_normalize_backward": (4, 1),
     }
 )
-SUMS = ("channel_sum", "batch_normalize_backward_reduce", "instance_normalize_backward_reduce")
+DOTS = ("pixel_dot", "reduce_dot")
+SUMS = (*DOTS, "channel_sum", "batch_normalize_backward_reduce", "instance_normalize_backward_reduce")
 GATES = ("broadcast_mul", "broadcast_add")
 REPEATING = (*GATES, "broadcast", "select", "relation", "expand")
 KINDS_DRAWN = tuple(sorted(kind for kind, about in KINDS.items() if about.device is not None))
@@ -97,10 +98,11 @@ class Drawing:
             return str(self.rng.choice(self.whole))
         return self.operand(self.shape, safe=safe)
 
-    def append(self, kind: str, attributes: Attributes, inputs: tuple[str, ...]) -> None:
+    def append(self, kind: str, attributes: Attributes, inputs: tuple[str, ...], whole: bool = True) -> str:
         output = f"v{len(self.operations)}"
         self.operations.append(Operation(f"op{len(self.operations)}", kind, inputs, (output,), attributes))
-        self.whole.append(output)
+        self.whole += [output] * whole
+        return output
 
     def reduce(self, kind: str, attributes: Attributes) -> None:
         """Append a reduction over everything but the channels, whose outputs no operation reads."""
@@ -116,6 +118,19 @@ class Drawing:
         outputs = (f"sum{number}",) if one else (f"dgamma{number}", f"dbeta{number}")
         self.operations.append(Operation(f"op{number}", kind, (*tensors, *vectors), outputs, attributes))
 
+    def dot(self, kind: str) -> None:
+        """Append a product with a function of a repeated operand, and the gradient of that operand."""
+        pixels, rank = kind == "pixel_dot", len(self.shape)
+        axes = tuple(axis for axis in range(1 + pixels, rank) if pixels or self.rng.random() < 0.5)
+        if all(self.shape[axis] == 1 for axis in axes):
+            return
+        small = tuple(1 if axis in axes else size for axis, size in enumerate(self.shape))
+        attributes = NoAttributes() if pixels else Reduce(axes, small[1:], 0.5)
+        y = self.append("tanh", NoAttributes(), (self.operand(small),), whole=False)
+        self.append("broadcast", Broadcast("mul"), (self.value(), y))
+        dy = self.append(kind, attributes, (self.value(), self.value()), whole=False)
+        self.append("tanh_backward", NoAttributes(), (y, dy), whole=False)
+
     def draw(self, kind: str) -> None:
         """Append an operation of the kind, unless the results have too few axes for it."""
         plain = kind.removesuffix("_backward")
@@ -128,6 +143,8 @@ class Drawing:
             self.append(kind, *self._broadcast(attributes))
         elif kind == "expand":
             self._expand()
+        elif kind in DOTS:
+            self.dot(kind)
         elif kind in SUMS:
             self.reduce(kind, attributes)
         elif kind in CHANNELS:
@@ -171,23 +188,25 @@ class Drawing:
 def random_group(seed: int, reduction: str = "") -> Case | None:
     """Return a group of two to seven operations, of which some results are stored; None if only one was drawn.
 
-    With a kind of `SUMS` as `reduction`, the group ends in one, and no operand is repeated.
+    With a kind of `SUMS` as `reduction`, the group ends in one, and no operand is repeated but by `dot`.
     """
     rng = np.random.default_rng(seed)
     rank = int(rng.integers(2 if reduction else 1, 6))
-    kinds = tuple(kind for kind in KINDS_DRAWN if not reduction or kind not in (*SUMS, *REPEATING))
+    excluded = (*SUMS, *REPEATING, *(CHANNELS if reduction in DOTS else ()))
+    kinds = tuple(kind for kind in KINDS_DRAWN if not reduction or kind not in excluded)
     while True:
         shape = tuple(int(size) for size in rng.choice(SIZES, rank))
         if np.prod(shape) <= MOST_ELEMENTS:
             break
-    drawing = Drawing(rng, shape)
+    drawing = Drawing(rng, (2, 3, 17_000) if reduction in DOTS and seed == 0 else shape)  # blocks share its sums
     for _ in range(int(rng.integers(2, 5 if reduction else 7))):
         drawing.draw(str(rng.choice(kinds)))
     if reduction:
         drawing.draw(reduction)
     operations = drawing.operations
     read = {name for operation in operations for name in operation.inputs}
-    stored = [o for o in operations if o.kind in SUMS or read.isdisjoint(o.outputs) or rng.random() < 0.2]
+    ends = set(SUMS) - set(DOTS)
+    stored = [o for o in operations if o.kind in ends or read.isdisjoint(o.outputs) or rng.random() < 0.2]
     if len(operations) < 2:
         return None
     joined = join(operations, [name for operation in stored for name in operation.outputs])

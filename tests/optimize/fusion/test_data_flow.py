@@ -19,7 +19,7 @@ network gate(batch = 32, width = 32) {
   input image[batch, 3, 16, 16] : float
   input target[batch] : class
   x = image |> conv(width, 3, pad=1)
-  y = image |> conv(GATES, 3, pad=1)
+  y = image |> GATES
   z = (x, y |> softplus |> tanh) |> mul
   logits = z |> conv(width, 3, pad=1) |> global_avgpool |> linear(10)
   output logits
@@ -27,6 +27,13 @@ network gate(batch = 32, width = 32) {
 }
 train { optimizer = sgd  precision = PRECISION }
 """
+# The operand y: of the shape of x, one number for each pixel, for each channel, and for each row of each channel.
+GATES = (
+    "conv(width, 3, pad=1)",
+    "conv(1, 3, pad=1)",
+    "conv(width, 3, pad=1) |> avgpool(16)",
+    "conv(width, 3, pad=1) |> mean((3,), keep=true)",
+)
 # Pointwise layers of one operand, and of two.
 ONE = (
     "relu", "silu", "gelu", "sigmoid", "tanh", "mish", "hardswish", "relu6", "bn", "softplus", "clamp(min=-1.0)",
@@ -48,7 +55,7 @@ def launches_of(program: Program, *parts: str) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("gates", ["width", "1"])  # one for each channel of a pixel, or one that is repeated
+@pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gate_is_one_launch_forward(precision: str, gates: str):
     text = GATE.replace("PRECISION", precision).replace("GATES", gates)
@@ -56,9 +63,10 @@ def test_a_gate_is_one_launch_forward(precision: str, gates: str):
     assert launches_of(plan.infer, "infer.tanh") == [("infer.softplus0", "infer.tanh0", "infer.mul0")]
 
 
+@pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_gate_is_one_launch_backward(precision: str):
-    plan = planned(GATE.replace("PRECISION", precision).replace("GATES", "width"))
+def test_a_gate_is_one_launch_backward(precision: str, gates: str):
+    plan = planned(GATE.replace("PRECISION", precision).replace("GATES", gates))
     forward, backward = launches_of(plan.train, "softplus", "tanh", "mul")
     assert forward == ("softplus0", "tanh0", "mul0")
     assert len([name for name in backward if "backward" in name or name.startswith("mul0")]) == 4

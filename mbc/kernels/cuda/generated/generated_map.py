@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, always, layout_code
+from mbc.kernels.cuda.base import Channels, Layouts, OwnKernel, Slice, always, layout_code, layout_of, same_layout
 from mbc.kernels.cuda.generated.lowering import Lowered, lower
-from mbc.kernels.cuda.generated.placement import axes_of
+from mbc.kernels.cuda.generated.placement import axes_of, summed_image
 from mbc.kernels.cuda.norm.batch_norm import partial_bytes, parts, sample_of
 from mbc.kernels.cuda.strided import trailing
 from mbc.kernels.launch_struct import Struct
-from mbc.ops import activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce
+from mbc.ops import activation, activation_variants, arithmetic, comparison, elementary, piecewise
 from mbc.ops.instance_norm import OPS as INSTANCE_OPS
 
 STATE_BYTES = 8  # of GeneratedReduction: two sums
@@ -49,7 +49,8 @@ def generated_kernel(request: Request) -> OwnKernel | None:
         _GENERATED,
         kind=request.kind,
         file=program.file,
-        accumulates=bool(program.sums) and not program.by_sample,
+        layouts=_layouts,
+        accumulates=bool(program.sums) and not program.of_samples,
         launcher=program.name,
         estimated_as="add",
     )
@@ -62,27 +63,43 @@ def _lowered(at: Slice) -> Lowered:
 
 
 def _integers(at: Slice) -> GeneratedArguments:
-    result = _lowered(at).result
-    c = Channels.of(result)
-    layout = _effective(result, at.layout)
-    program = _lowered(at).program
-    shared = sample_of(result) if program.by_sample else result
-    sums = (parts(shared, layout), int(at.accumulate)) if program.sums else (0, 0)
-    return GeneratedArguments(result.elements, layout_code(layout), c.rows, c.channels, c.inner, *sums)
+    lowered = _lowered(at)
+    image, shared, layout = _images(lowered, at.layout)
+    c = Channels.of(image)
+    sums = (parts(shared, layout), int(at.accumulate)) if lowered.program.sums else (0, 0)
+    return GeneratedArguments(image.elements, layout_code(layout), c.rows, c.channels, c.inner, *sums)
 
 
-def _effective(result: TensorType, layout: Layout) -> Layout:
-    """Return the layout that a launch counts with: channels of one pixel are adjacent in memory in both."""
-    return Layout.CHANNELS_LAST if Channels.of(result).inner == 1 else layout
+def _image(lowered: Lowered, layout: Layout) -> tuple[TensorType, Layout] | None:
+    """Return the image and the layout that a launch counts with; None if it cannot run in this layout.
+
+    Where channels of one pixel are adjacent in memory in both layouts, they count as last.
+    """
+    if lowered.small is not None:
+        return summed_image(lowered.small, lowered.result, layout)
+    return lowered.result, Layout.CHANNELS_LAST if Channels.of(lowered.result).inner == 1 else layout
+
+
+def _images(lowered: Lowered, layout: Layout) -> tuple[TensorType, TensorType, Layout]:
+    """Return the image of a launch, what of it is reduced by itself, and the layout."""
+    image_and_layout = _image(lowered, layout)
+    assert image_and_layout is not None
+    image, counted = image_and_layout
+    return image, sample_of(image) if lowered.program.of_samples else image, counted
+
+
+def _layouts(request: Request) -> Iterator[Layouts]:
+    """Yield the layouts in which a launch can run."""
+    lowered = lower(request)
+    return (one for one in same_layout(request) if lowered and _image(lowered, layout_of(request, one)))
 
 
 def _workspace(request: Request, layout: Layout) -> int:
     lowered = lower(request)
     if lowered is None or not lowered.program.sums:
         return 0
-    samples = lowered.result.shape[0] if lowered.program.by_sample else 1
-    shared = sample_of(lowered.result) if lowered.program.by_sample else lowered.result
-    return samples * partial_bytes(shared, _effective(lowered.result, layout), STATE_BYTES)
+    image, shared, layout = _images(lowered, layout)
+    return image.shape[0] // shared.shape[0] * partial_bytes(shared, layout, STATE_BYTES)
 
 
 def _reals(at: Slice) -> tuple[float, ...]:
@@ -114,10 +131,11 @@ def generated_as(kind: str, named: str = "", takes: Callable[[Request], bool] = 
 KERNELS = (
     *(
         generated_as(kind.name)
-        for family in (activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce)
+        for family in (activation, activation_variants, arithmetic, comparison, elementary, piecewise)
         for kind in family.OPS
         if kind.device is not None
     ),
+    generated_as("expand"),
     generated_as("batch_normalize_backward_frozen"),
     *(generated_as(kind.name) for kind in INSTANCE_OPS if kind.device is not None),
     *(generated_as(kind, version=3) for kind in ("bias_add", "batch_normalize", "batch_normalize_backward")),

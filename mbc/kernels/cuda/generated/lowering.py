@@ -33,12 +33,14 @@ class Lowered:
         result: Type of the results.
         places: Places of the inputs along the axes of the results.
         reals: Floating-point arguments.
+        small: Type of sums from which the group may compute further values; None if there are none.
     """
 
     program: MapProgram
     result: TensorType
     places: tuple[Place, ...]
     reals: tuple[float, ...]
+    small: TensorType | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -74,6 +76,16 @@ class _Values:
         return frozenset(n for m in self.members if expression_of(m).sums for n in m.outputs)
 
     @cached_property
+    def small(self) -> TensorType | None:
+        """Type of sums from which the group may compute further values; None if there are none."""
+        inside = (n for m in self.members if expression_of(m).inside for n in m.outputs)
+        return next((self.types[n] for n in inside), None)
+
+    def is_summed(self, number: int) -> bool:
+        """Return whether a value is the output of a reduction, or has its shape."""
+        return number in self.sums or self.types[number] == self.small
+
+    @cached_property
     def by_sample(self) -> bool:
         """True if constants and sums are those of a channel of one sample."""
         return any(expression_of(member).by_sample for member in self.members)
@@ -81,23 +93,30 @@ class _Values:
     @cached_property
     def result(self) -> TensorType:
         """Type of the results, and of what is summed."""
-        stored = [n for n in self.given if n not in self.sums]
+        stored = [n for n in self.given if not self.is_summed(n)]
         summed = [m.inputs[0] for m in self.members if self.sums.intersection(m.outputs)]
         return self.types[(*stored, *summed)[0]]
 
     def places(self) -> tuple[Place, ...] | None:
         """Return the place of every value; None if a value is read at two different places, or no kernel can run it."""
-        result = self.result
-        if result.elements == 0 or not self.sums <= set(self.given) or (self.sums and len(result.shape) < 2):
+        result, small = self.result, self.small
+        if result.elements == 0 or (self.sums and len(result.shape) < 2):
             return None
-        if any(self.types[n] != result for n in self.given if n not in self.sums):
+        if any(self.types[n] != result for n in self.given if not self.is_summed(n)):
             return None
-        if any((len(self.types[n].shape) > 1) is not self.by_sample for n in self.sums):
+        if small is None:
+            of_samples = {len(self.types[n].shape) > 1 for n in self.sums}
+            fits = self.sums <= set(self.given) and of_samples <= {self.by_sample}
+        else:
+            fits = {self.types[n] for n in self.sums} == {small} and small.elements < result.elements
+            fits = fits and len(small.shape) == len(result.shape)
+        if not fits:
             return None
-        places = {n: (0,) if n in self.sums else whole_place(result) for n in self.given}
+        at_sums = (0,) if small is None else whole_place(small)
+        places = {n: at_sums if self.is_summed(n) else whole_place(result) for n in self.given}
         for member in reversed(self.members):
             output = member.outputs[0]
-            if output not in places or not self.sums.isdisjoint(member.inputs):
+            if output not in places or (small is None and not self.sums.isdisjoint(member.inputs)):
                 return None
             reduces = output in self.sums
             space, at = (result, whole_place(result)) if reduces else (self.types[output], places[output])
@@ -112,7 +131,11 @@ class _Values:
 
 def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowered | None:
     inputs, result = request.inputs, values.result
-    vectors = [n for n, x in enumerate(inputs) if is_vector(x, places[n], result, values.by_sample)]
+    small = values.small
+    if small is None:
+        vectors = [n for n, x in enumerate(inputs) if is_vector(x, places[n], result, values.by_sample)]
+    else:
+        vectors = [n for n, x in enumerate(inputs) if x.shape == small.shape and places[n] == whole_place(small)]
     samples = tuple(n for n in vectors if len(inputs[n].shape) > 1)
     whole = tuple(n for n, x in enumerate(inputs) if n not in vectors and is_whole(x, places[n], result))
     repeated = tuple(n for n in range(len(inputs)) if n not in whole and n not in vectors)
@@ -126,9 +149,12 @@ def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowe
     lines = _Lines(dict(names), {names[n] for n in vectors})
     for member in values.members:
         lines.add(member)
-    stored = [(at, lines.names[n]) for at, n in enumerate(values.given) if n not in values.sums]
+    stored = [(at, lines.names[n]) for at, n in enumerate(values.given) if not values.is_summed(n)]
     results = tuple(name for _, name in stored)
-    if not all(_NAME.fullmatch(name) for name in results) or lines.channel.intersection((*results, *lines.sums)):
+    others = lines.channel | lines.final
+    if not all(_NAME.fullmatch(name) for name in results) or others.intersection((*results, *lines.sums)):
+        return None
+    if not lines.final_read.isdisjoint({"x", *(line.name for line in lines.lines if line.name not in others)}):
         return None
     if len(lines.sums) > MOST_SUMS or (lines.sums and repeated):
         return None
@@ -141,14 +167,16 @@ def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowe
         reals=len(lines.reals),
         channel_lines=tuple(line for line in lines.lines if line.name in lines.channel),
         kept=lines.kept(),
-        lines=tuple(line for line in lines.lines if line.name not in lines.channel),
+        lines=tuple(line for line in lines.lines if line.name not in others),
         results=results,
         stored=tuple(at for at, _ in stored),
         sums=tuple(lines.sums),
-        finishes=tuple((at, lines.finishes[n]) for at, n in enumerate(values.given) if n in values.sums),
+        finishes=tuple((at, lines.finishes[n]) for at, n in enumerate(values.given) if n in lines.finishes),
         by_sample=samples,
+        final_lines=tuple(line for line in lines.lines if line.name in lines.final),
+        small=tuple((at, lines.names[n]) for at, n in enumerate(values.given) if small and values.is_summed(n)),
     )
-    return Lowered(program, result, tuple(places[: len(inputs)]), tuple(lines.reals))
+    return Lowered(program, result, tuple(places[: len(inputs)]), tuple(lines.reals), small)
 
 
 def expression_of(operation: Member | Operation) -> Expression:
@@ -171,6 +199,8 @@ class _Lines:
         channel: Names of values that are constants of a channel.
         sums: Values of an element that are summed.
         finishes: Texts of the outputs of reductions, by their numbers.
+        final: Names of values that follow from sums.
+        final_read: Names that the texts of these have.
     """
 
     names: dict[int, str]
@@ -179,6 +209,8 @@ class _Lines:
     reals: list[float] = field(default_factory=list[float])
     sums: list[str] = field(default_factory=list[str])
     finishes: dict[int, str] = field(default_factory=dict[int, str])
+    final: set[str] = field(default_factory=set[str])
+    final_read: set[str] = field(default_factory=set[str])
     _numbers: dict[tuple[str, float], str] = field(default_factory=dict[tuple[str, float], str])
     _by_text: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -201,6 +233,9 @@ class _Lines:
         for number, text in enumerate(expression.sums):
             local[f"sum{number}"] = f"sums[{len(self.sums)}]"
             self.sums.append(self._line(text, local))
+        if expression.inside:
+            self.names[member.outputs[0]] = self._line(expression.finishes[0], local)
+            return
         for output, text in zip(member.outputs, expression.finishes, strict=True):
             self.finishes[output] = _renamed(text, local)
 
@@ -213,13 +248,17 @@ class _Lines:
         name = self._by_text[text] = f"v{len(self.lines)}"
         self.lines.append(Line(name, text))
         values = {value for value in read if not re.fullmatch(r"r\d+", value)}
-        if values and values <= self.channel and not _OBJECT.match(text):
+        if any(value in self.final or value.startswith("sums[") for value in values):
+            self.final.add(name)
+            self.final_read.update(_names(text))
+        elif values and values <= self.channel and not _OBJECT.match(text):
             self.channel.add(name)
         return name
 
     def kept(self) -> tuple[str, ...]:
         """Return the constants of a channel that lines of elements read, in order."""
-        read = {name for line in self.lines if line.name not in self.channel for name in _names(line.text)}
+        others = self.channel | self.final
+        read = {name for line in self.lines if line.name not in others for name in _names(line.text)}
         inputs = sorted(name for name in self.channel & read if name.startswith("c"))
         return (*inputs, *(line.name for line in self.lines if line.name in self.channel & read))
 

@@ -43,6 +43,9 @@ class MapProgram:
         finishes: Numbers of outputs with one element for each channel, with their values in terms of `sums[0]`, ...
         by_sample: Those of the vectors that have one element for each channel of each sample. If there are any, sums
             are those of a channel of one sample, too.
+        final_lines: Values that follow from sums.
+        small: Numbers of the outputs that have the shape of the sums, with the names of their values. If there are any,
+            the constants of a channel have that shape, too.
     """
 
     element: str
@@ -59,11 +62,18 @@ class MapProgram:
     sums: tuple[str, ...] = ()
     finishes: tuple[tuple[int, str], ...] = ()
     by_sample: tuple[int, ...] = field(default=(), repr=False)
+    final_lines: tuple[Line, ...] = field(default=(), repr=False)
+    small: tuple[tuple[int, str], ...] = field(default=(), repr=False)
+
+    @property
+    def of_samples(self) -> bool:
+        """True if sums are those of a channel of one sample."""
+        return bool(self.by_sample or self.small)
 
     @cached_property
     def name(self) -> str:
         """Name of the kernel in plans, which follows from the program."""
-        text = f"{self!r}{self.by_sample or ''}"
+        text = f"{self!r}{self.by_sample or ''}{(self.final_lines, self.small) if self.small else ''}"
         return f"map_{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
     @property

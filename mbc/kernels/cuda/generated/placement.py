@@ -8,6 +8,7 @@ from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides
 from mbc.ops.arithmetic import Broadcast
+from mbc.ops.instance_norm import MOST_SAMPLES
 from mbc.ops.reduce import Expand
 
 # The axis of the results along which each axis of a value lies; None for axes of one element. The value is repeated
@@ -60,6 +61,24 @@ def is_vector(x: TensorType, place: Place, result: TensorType, by_sample: bool =
         own = whole_place(result)
         return x.shape[:2] == result.shape[:2] and place == (*own[:2], *(None,) * (len(own) - 2)) != own
     return len(x.shape) == 1 < len(result.shape) and x.elements == result.shape[1] and place in ((1,), (None,))
+
+
+def summed_image(small: TensorType, result: TensorType, layout: Layout) -> tuple[TensorType, Layout] | None:
+    """Return the results as an image in which `small` has one element for each channel of each sample.
+
+    Returns:
+        The type [samples, channels, positions] and the layout of the image; None if there is no such image.
+    """
+    rows = result.shape[0]
+    match axes_of([(small, whole_place(small))], result, layout):
+        case [(channels, 1), (positions, 0)]:
+            return TensorType((rows, channels // rows, positions), result.dtype), Layout.CHANNELS_FIRST
+        case [(positions, 0), (channels, 1)]:
+            return TensorType((1, channels, positions), result.dtype), Layout.CHANNELS_LAST
+        case [(samples, step), (positions, 0), (channels, 1)] if step == channels and samples <= MOST_SAMPLES:
+            return TensorType((samples, channels, positions), result.dtype), Layout.CHANNELS_LAST
+        case _:
+            return None
 
 
 def axes_of(repeated: Iterable[tuple[TensorType, Place]], result: TensorType, layout: Layout) -> list[Axis]:
