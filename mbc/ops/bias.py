@@ -47,7 +47,6 @@ def _bias_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ..
     return dy, g.emit("channel_sum", NoAttributes(), (dy,), b)[0] if g.needs(b) else None
 
 
-_ALIGNED = "y.reshape(1, -1, *(1,) * (x.ndim - 2))"  # with the channels
 OPS = (
     OpKind(
         "bias_add",

@@ -4,7 +4,8 @@
 * `halves`: a module whose step runs in two halves, around a loss that another program computes
 * `opening`: finds a module's plan and opens the machine that runs it
 * `machine`: the interface between a module and the machine that runs its plan
-* `cuda`: the machine on a GPU
+* `cuda`: the machine on a GPU, which runs programs
+* `open_gpu`: its context, streams and memory
 * `cpu`: the interpreter with NumPy, in one array of exactly the arena's size
 * `driver`: PyCUDA's driver interface and a context
 * `green_context`: streams on a part of a GPU
@@ -17,7 +18,7 @@
 * `usage`: the memory of a GPU that this process took
 * `pinned`: pinned host memory
 * `lender`: memory of another GPU
-* `feeding`: copies of inputs into the arena of a GPU
+* `feeding`: inputs, control blocks and figures of the steps on a GPU
 * `launch_order`: the order in which the interpreter runs launches of several streams
 * `shadow`: the interpreter's record of the owner of each byte
 * `arguments`: arguments of a module's calls other than arrays

@@ -1,30 +1,39 @@
-"""Copies of inputs into a GPU's arena: from the host through pinned memory, from arrays on the GPU directly.
+"""The copies of each step on a GPU: inputs and control blocks on the way in, figures on the way out.
 
-An input of a step that has a landing buffer is copied ahead: a stream of its own copies it from pinned memory into the
-landing buffer while the GPU computes. Only the copy from there into the arena, at the speed of the GPU's memory, waits
-for the step before. A caller that calls `step` again before a step has finished thus never makes the GPU wait for a
-transfer. Inputs without a landing buffer are copied in order with the programs.
+Inputs are copied from the host through pinned memory, and from arrays on the GPU directly. An input of a step that has
+a landing buffer is copied ahead: a stream of its own copies it from pinned memory into the landing buffer while the GPU
+computes. Only the copy from there into the arena, at the speed of the GPU's memory, waits for the step before. A caller
+that calls `step` again before a step has finished thus never makes the GPU wait for a transfer. Inputs without a
+landing buffer are copied in order with the programs.
+
+Several steps may be queued, and their losses read later: pinned memory of a step stays taken until the GPU has done it.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Layout
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.bindings import Place
+from mbc.runtime.connection import Connection
 from mbc.runtime.formats import STORED, stored_bytes
-from mbc.runtime.machine import padded
+from mbc.runtime.machine import Figures, padded
+from mbc.runtime.turns import Home
 
 Array = NDArray[Any]
 
+_STEPS_AHEAD = 16  # steps that may be queued before the figures of the first one are fetched
 _DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are queued
 
 
@@ -162,3 +171,112 @@ class Feeder:
         event = self._events.pop() if self._events else self._driver.Event()
         event.record(self._compute)
         self._held.append((event, array.owner))
+
+
+@dataclass
+class _Slot:
+    """Pinned memory of one queued step.
+
+    Attributes:
+        controls: The host's part of the control block, for each mini-batch of the step.
+        figures: The loss and the metrics.
+        begun: Event at the begin of the step.
+        event: Event at the end of the step.
+        number: Number of the step since the module was opened, from 1.
+        pending: The figures that a caller may still fetch from this slot.
+    """
+
+    controls: tuple[Array, ...]
+    figures: tuple[Array, ...]
+    begun: Any
+    event: Any
+    number: int = 0
+    pending: weakref.ref[Figures] | None = None
+
+
+class QueuedSteps:
+    """The queue of one module's steps, which take turns in a ring of slots."""
+
+    def __init__(
+        self, driver: Any, compute: Any, feeder: Feeder, control: int, figures: Sequence[tuple[Place, int]], parts: int
+    ) -> None:
+        """Take the pinned memory.
+
+        Args:
+            driver: PyCUDA's driver interface.
+            compute: Stream on which the programs run.
+            feeder: Copies the inputs.
+            control: Address of the control block.
+            figures: The places of loss and metrics, with their addresses.
+            parts: Number of mini-batches of a step.
+        """
+        self._driver, self._compute, self._feeder = driver, compute, feeder
+        self._control, self._figures = control, figures
+        self._slots = deque(self._slot(parts) for _ in range(_STEPS_AHEAD))
+
+    def _slot(self, parts: int) -> _Slot:
+        pinned = self._driver.pagelocked_empty
+        figures = tuple(pinned(place.shape, STORED[place.dtype]) for place, _ in self._figures)
+        controls = tuple(pinned(HOST_BYTES, np.uint8) for _ in range(parts))
+        return _Slot(controls, figures, self._driver.Event(), self._driver.Event())
+
+    def start(self, control: bytes, number: int) -> None:
+        """Queue the copies of the control block and the inputs for mini-batch `number` of a step, from 0."""
+        slot = self._slots[0]
+        if number == 0:  # the slot is that of an earlier step
+            earlier = slot.pending() if slot.pending is not None else None
+            if earlier is not None:
+                _ = earlier.values  # a caller still holds the figures, and their slot is needed
+            elif slot.pending is not None:
+                slot.event.synchronize()
+            slot.begun.record(self._compute)
+        self._copy(slot, control, number)
+
+    def _copy(self, slot: _Slot, control: bytes, number: int) -> None:
+        slot.controls[number][:] = np.frombuffer(control, np.uint8)
+        self._driver.memcpy_htod_async(self._control, slot.controls[number], self._compute)
+        self._feeder.hand_over()
+
+    def end(self, home: Home, connection: Connection | None) -> Figures:
+        """Queue the copies of a step's figures, behind its last launch.
+
+        Args:
+            home: The process and thread in which figures can be fetched.
+            connection: The connection to other ranks, which may fail while a caller waits.
+
+        Returns:
+            The figures, which are fetched when a caller reads them. They do not keep the arena alive.
+        """
+        previous, slot = self._slots[-1], self._slots[0]
+        self._slots.rotate(-1)
+        number = previous.number + 1
+        for pinned, (_, address) in zip(slot.figures, self._figures, strict=True):
+            self._driver.memcpy_dtoh_async(pinned, address, self._compute)
+        slot.event.record(self._compute)
+        slot.number = number  # only now: the events of a call that failed mean nothing
+
+        def fetch() -> tuple[float, ...]:
+            home.check()
+            if connection is not None:
+                connection.wait(slot.event.query)
+            slot.event.synchronize()
+            return tuple(float(pinned[0]) for pinned in slot.figures)
+
+        def idle_s() -> float | None:
+            if number == 1 or previous.number != number - 1:  # there is no step before, or its slot has been reused
+                return None
+            return slot.begun.time_since(previous.event) / 1e3
+
+        figures = Figures(fetch, idle_s)
+        slot.pending = weakref.ref(figures)
+        return figures
+
+    @contextmanager
+    def half(self, control: bytes) -> Generator[None]:
+        """Queue the copies for one half of a step before the body, which launches it."""
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        slot.event.synchronize()
+        self._copy(slot, control, 0)
+        yield
+        slot.event.record(self._compute)

@@ -21,7 +21,7 @@ from mbc.hardware.streams import Space
 from mbc.ir.types import Layout
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
-from mbc.runtime import cuda, driver, pinned, usage
+from mbc.runtime import driver, open_gpu, pinned, usage
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.bindings import find_places
 from mbc.runtime.dlpack import tensor_of
@@ -127,7 +127,7 @@ def test_memory_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):
     assert prefetch_bytes(replace(plan, budget_bytes=taken + ahead - 1)) == 0
     net = Module(package(tmp_path, plan), device="cuda", canaries=True)
     assert net.memory.prefetch_taken == ahead and f"inputs of the next step {show_size(ahead)}" in str(net.memory)
-    assert gpu.allocations[0].raw.size == 256 + plan.predictions.arena_bytes + 2 * cuda.GUARD_BYTES + ahead
+    assert gpu.allocations[0].raw.size == 256 + plan.predictions.arena_bytes + 2 * open_gpu.GUARD_BYTES + ahead
     float(net.step(*batch(), lr=0.1))
     net.check_canaries()
     gpu.free = plan.predictions.arena_bytes + ahead - 1
@@ -349,7 +349,7 @@ def test_bytes_written_beside_the_arena(gpu: Gpu, tmp_path: Path):
     plan = small_plan()
     net = Module(package(tmp_path, plan), device="cuda", canaries=True)
     net.check_canaries()
-    end = int(gpu.allocations[0]) + cuda.GUARD_BYTES + plan.predictions.arena_bytes
+    end = int(gpu.allocations[0]) + open_gpu.GUARD_BYTES + plan.predictions.arena_bytes
     device_bytes(end + 3, 2)[:] = 0
     with pytest.raises(MbcError, match="2 bytes after the arena were written, the first at 3 of the guard") as caught:
         net.check_canaries()

@@ -12,7 +12,7 @@ import pytest
 
 from mbc.codegen.render_sources import render_module
 from mbc.errors import MbcError
-from mbc.runtime import cuda, green_context
+from mbc.runtime import green_context, open_gpu
 from mbc.runtime.green_context import limited_streams
 from mbc.runtime.module import Module
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu
@@ -118,7 +118,7 @@ def test_a_plan_for_a_part_runs_on_streams_of_it(gpu: Gpu, tmp_path: Path, monke
         asked.append(multiprocessors)
         return limited_streams(None)
 
-    monkeypatch.setattr(cuda, "limited_streams", limited)
+    monkeypatch.setattr(open_gpu, "limited_streams", limited)
     limits: list[int] = []
     monkeypatch.setattr(FakeLibrary, "limit", lambda self, count: limits.append(count), raising=False)
     whole = small_plan()
