@@ -95,14 +95,9 @@ class NetworkBuilder:
         return self._constants[storage]
 
     def step(
-        self,
-        op: str,
-        inputs: Sequence[int | Number],
-        shapes: Sequence[tuple[int, ...]],
-        settings: Mapping[str, Setting],
-        states: Mapping[str, tuple[Weight, tuple[int, ...]]],
-        node: Node,
-    ) -> tuple[Activation, ...]:
+        self, op: str, inputs: Sequence[int | Number], shapes: Sequence[tuple[int, ...]],
+        settings: Mapping[str, Setting], states: Mapping[str, tuple[Weight, tuple[int, ...]]], node: Node,
+    ) -> tuple[Activation, ...]:  # fmt: skip
         """Return the results of a new step.
 
         The step's label is the path of the module that holds its parameters, or the key of a free parameter.

@@ -164,15 +164,9 @@ class _Compilation:
         return self._program(model, inputs, False, kind, options, halves.device, Stages(announce=silent))
 
     def _program(
-        self,
-        model: Any,
-        examples: tuple[Any, ...],
-        check: bool | None,
-        kind: Callable[..., Halves],
-        options: Options,
-        device: str,
-        stages: Stages,
-    ) -> PlannedProgram:
+        self, model: Any, examples: tuple[Any, ...], check: bool | None, kind: Callable[..., Halves],
+        options: Options, device: str, stages: Stages,
+    ) -> PlannedProgram:  # fmt: skip
         # mbc imports float32; the plan's precision decides in which type the step computes.
         single = copy_model(model, dtype=torch.float32) if _is_double(model) else model
         examples = tuple(x.float() if x.dtype is torch.float64 else x for x in examples)

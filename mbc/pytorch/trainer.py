@@ -22,7 +22,8 @@ from mbc.pytorch.process_memory import free_unused
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.targets import Target, explain
 from mbc.pytorch.torch_optimizer import Updates, rate_now
-from mbc.runtime.module import Module, report_closed
+from mbc.runtime.module import Module
+from mbc.runtime.opened_plan import report_closed
 from mbc.runtime.step_loss import Loss
 
 torch: Any = importlib.import_module("torch")
@@ -64,18 +65,9 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        model: Any,
-        optimizer: Any,
-        exported: Exported,
-        source: str,
-        module: Module,
-        updates: Updates,
-        targets: Sequence[Target],
-        losses: Sequence[Any],
-        took: Took,
-        own_loss: OwnLoss | None = None,
-    ) -> None:
+        self, model: Any, optimizer: Any, exported: Exported, source: str, module: Module, updates: Updates,
+        targets: Sequence[Target], losses: Sequence[Any], took: Took, own_loss: OwnLoss | None = None,
+    ) -> None:  # fmt: skip
         """Take over a model and its optimizer, for a network that was compiled from them."""
         self._own_loss = own_loss
         self.source = source

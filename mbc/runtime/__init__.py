@@ -1,6 +1,8 @@
 """A compiled package at run time: `module` is the interface for users, `cuda` runs its plan on a GPU, `cpu` with NumPy.
 
 * `module`: a compiled network that trains and predicts
+* `module_states`: its states, read, written and saved
+* `opened_plan`: its plan, open on a machine
 * `halves`: a module whose step runs in two halves, around a loss that another program computes
 * `opening`: finds a module's plan and opens the machine that runs it
 * `machine`: the interface between a module and the machine that runs its plan

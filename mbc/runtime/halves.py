@@ -37,13 +37,9 @@ class Halves(Module):
     """
 
     def __init__(
-        self,
-        subject: str | Path | Plan,
-        seed: int = 0,
-        device: str = "auto",
-        allocate: Callable[[int], Allocation] | None = None,
-        arena_of: Halves | None = None,
-    ) -> None:
+        self, subject: str | Path | Plan, seed: int = 0, device: str = "auto",
+        allocate: Callable[[int], Allocation] | None = None, arena_of: Halves | None = None,
+    ) -> None:  # fmt: skip
         """Open the network.
 
         Args:

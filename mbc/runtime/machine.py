@@ -270,15 +270,9 @@ class Host:
     stream: int | None = None
 
     def __init__(
-        self,
-        plan: Plan,
-        places: Places,
-        *,
-        shadow: bool,
-        transfers: Transfers,
-        membership: Membership | None = None,
+        self, plan: Plan, places: Places, *, shadow: bool, transfers: Transfers, membership: Membership | None = None,
         arena: NDArray[np.uint8] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Create an interpreter of `plan`.
 
         Args:

@@ -140,7 +140,7 @@ def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Sett
         except MbcError as error:
             if settings.device == "cuda" or error.code not in _NO_CUDA:
                 raise
-            warnings.warn(f"running on the CPU: {error.message}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"running on the CPU: {error.message}", RuntimeWarning, stacklevel=5)
     return Host(
         plan, places, shadow=settings.shadow, transfers=Transfers(settings.transfers), membership=settings.membership,
         arena=settings.arena,

@@ -34,15 +34,9 @@ class DeviceOutput:
     """
 
     def __init__(
-        self,
-        place: Place,
-        rows: int,
-        address: int,
-        stream: Any,
-        device: int,
-        fetch: Callable[[], Array],
+        self, place: Place, rows: int, address: int, stream: Any, device: int, fetch: Callable[[], Array],
         check_home: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Describe the first `rows` rows of an output.
 
         Args:

@@ -25,14 +25,9 @@ class Builder(Tensors, Protocol):
         ...
 
     def step(
-        self,
-        op: str,
-        inputs: Sequence[int | Number],
-        shapes: Sequence[tuple[int, ...]],
-        settings: Mapping[str, Setting],
-        states: Mapping[str, tuple[Weight, tuple[int, ...]]],
-        node: Node,
-    ) -> tuple[Activation, ...]:
+        self, op: str, inputs: Sequence[int | Number], shapes: Sequence[tuple[int, ...]],
+        settings: Mapping[str, Setting], states: Mapping[str, tuple[Weight, tuple[int, ...]]], node: Node,
+    ) -> tuple[Activation, ...]:  # fmt: skip
         """Add a step to the network and return its results.
 
         Args:
@@ -90,13 +85,9 @@ class Layers(Arguments):
         return self._builder.is_training()
 
     def layer(
-        self,
-        op: str,
-        inputs: Activation | Sequence[Activation],
-        shape: tuple[int, ...],
-        settings: Mapping[str, Setting] | None = None,
-        **states: Weight | tuple[Weight, tuple[int, ...]] | None,
-    ) -> Activation:
+        self, op: str, inputs: Activation | Sequence[Activation], shape: tuple[int, ...],
+        settings: Mapping[str, Setting] | None = None, **states: Weight | tuple[Weight, tuple[int, ...]] | None,
+    ) -> Activation:  # fmt: skip
         """Add a layer to the network and return its result.
 
         Args:
