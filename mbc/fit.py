@@ -168,15 +168,15 @@ class Search:
     probes: dict[int, Probe]
     tell: Tell = _ignore
 
-    def probe(self, at: int) -> Probe:
-        """Return the probe at a batch or a budget.
+    def probe(self, at: int, refusal: MbcError | None = None) -> Probe:
+        """Return the probe at a batch or a budget; with a `refusal`, that is its reason and nothing is planned.
 
         Raises:
             MbcError: An error that occurs at any batch and any budget.
         """
         if at not in self.probes:
             try:
-                self.probes[at] = Probe(at, figures(self.plan_at(at)))
+                self.probes[at] = Probe(at, None if refusal else figures(self.plan_at(at)), refusal)
             except MbcError as error:
                 if not _is_of_search(error):
                     raise
@@ -318,15 +318,16 @@ def _seek_fastest(search: Search, batches: Batches) -> None:
 def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCurve:
     """Plan at `points` (two or more) budgets, evenly from the floor to the size of the unlimited plan, largest first.
 
-    Ctrl-C ends it with its results so far, if the plan without a limit is among them.
+    A budget below one that is too small is refused for the same reason, without a search. Ctrl-C ends the curve with its
+    results so far, if the plan without a limit is among them.
     """
     search = Search(plan_at, {}, tell)
     unlimited = figures(plan_at(UNLIMITED_BYTES))
     least, most = unlimited.floor_bytes, unlimited.needed_bytes
-    finished = True
+    finished, refusal = True, None
     try:
         for i in reversed(range(points)):
-            search.probe(least + (most - least) * i // (points - 1))
+            refusal = search.probe(least + (most - least) * i // (points - 1), refusal).refusal
     except KeyboardInterrupt:
         finished = False
     return BudgetCurve(tuple(search.probes[at] for at in sorted(search.probes)), unlimited, finished)

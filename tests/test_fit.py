@@ -241,7 +241,7 @@ def test_budgets_from_the_floor_to_no_limit():
     assert [p.at for p in curve.probes] == [floor + (most - floor) * i // 4 for i in range(5)]
     assert [p.figures is not None for p in curve.probes] == [False] * 4 + [True]
     text = budgets_text(curve)
-    assert "without a limit: " in text and text.count("MBC204") == 4 and "0.00 %" in text
+    assert len(planner.asked) == 3 and "without a limit: " in text and text.count("MBC204") == 4 and "0.00 %" in text
 
 
 def test_reasons():
@@ -338,8 +338,8 @@ def test_ctrl_c_keeps_the_results_so_far():
     assert not fit.finished and [p.at for p in fit.probes] == [8, 16, 32] and fit.largest.batch == 32
     assert " so far: 32, " in batches_text(fit)
     assert " so far" not in batches_text(largest_batch(planner.at_batch, Batches(8)))
-    curve = budget_curve(interrupted(planner.at_budget, 3), 5)
-    assert not curve.finished and len(curve.probes) == 2
+    curve = budget_curve(interrupted(planner.at_budget, 2), 5)
+    assert not curve.finished and len(curve.probes) == 1
     for after in (0, 1):  # no plan fits
         with pytest.raises(KeyboardInterrupt):
             largest_batch(interrupted(planner.at_batch, after), Batches(1000))
