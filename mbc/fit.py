@@ -318,8 +318,8 @@ def _seek_fastest(search: Search, batches: Batches) -> None:
 def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCurve:
     """Plan at `points` (two or more) budgets, evenly from the floor to the size of the unlimited plan, largest first.
 
-    A budget below one that is too small is refused for the same reason, without a search. Ctrl-C ends the curve with its
-    results so far, if the plan without a limit is among them.
+    A budget below one that is too small is refused for the same reason, without a search. Ctrl-C ends the curve with
+    its results so far, if the plan without a limit is among them.
     """
     search = Search(plan_at, {}, tell)
     unlimited = figures(plan_at(UNLIMITED_BYTES))
