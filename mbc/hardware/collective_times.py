@@ -250,10 +250,6 @@ class CollectiveModel:
             pair = bound * _MULTIPROCESSORS / (_MULTIPROCESSORS - taken), _COLLECTIVE_RATIO
         return CollectiveSlowdown(kernel, ranks, self.link, max_ctas, *pair)
 
-    def knows_slowdown(self, kernel: ConcurrentKernel) -> bool:
-        """Return whether `slowdown` was measured on this kind of link."""
-        return not self.stale and any(s.link is self.link and s.kernel is kernel for s in self.slowdowns)
-
     @cached_property
     def _curves(self) -> Mapping[tuple[CollectiveKind, int], Mapping[int, Mapping[int, float]]]:
         """(kind, ranks) -> max_ctas -> bytes -> microseconds, which never decrease as the bytes grow."""

@@ -65,21 +65,24 @@ class Fusion:
         return self if table is self.table else Fusion(table, self.matches)
 
     def programs(
-        self, limit_bytes: int = UNLIMITED_BYTES, layout: Layout | None = None, held_bytes: int = UNLIMITED_BYTES
+        self, limit_bytes: int = UNLIMITED_BYTES, layout: Layout | None = None, left_out: Collection[int] = ()
     ) -> Programs:
         """Return both programs with the fusion groups that save time.
 
         Args:
             limit_bytes: Workspace that a launch may need.
             layout: Layout of all images; None lets each launch have its best one.
-            held_bytes: Bytes that a group may keep live for longer than its operations one by one would.
+            left_out: Numbers of groups of the training step that are not used, as `long` returns them.
         """
         graph, (train, infer), constraints = self.table.graph, self.groups, _Constraints(limit_bytes, layout)
-        if held_bytes < UNLIMITED_BYTES:
-            train = _brief(graph, train, held_bytes)
+        train = tuple(group for number, group in enumerate(train) if number not in left_out)
         return Programs(
             _fused(self.table, graph.train, train, constraints), _fused(self.table, graph.infer, infer, constraints)
         )
+
+    def long(self, held_bytes: int) -> frozenset[int]:
+        """Return the numbers of those groups of the training step that keep more than `held_bytes` live for long."""
+        return frozenset() if held_bytes >= UNLIMITED_BYTES else _long(self.table.graph, self.groups[0], held_bytes)
 
     @cached_property
     def groups(self) -> _OfPrograms:
@@ -122,8 +125,8 @@ class Fusion:
         return is_measured(self.table, group) and self.table.recomputed.keys() >= group.recomputes.keys()
 
 
-def _brief(graph: TrainingGraph, groups_: Sequence[Group], held_bytes: int) -> tuple[Group, ...]:
-    """Return the groups of the training step that do not keep more than `held_bytes` live for long.
+def _long(graph: TrainingGraph, groups_: Sequence[Group], held_bytes: int) -> frozenset[int]:
+    """Return the numbers of the groups of the training step that keep more than `held_bytes` live for long.
 
     An operation of a group would by itself read its operands earlier than the group does, and may free more bytes than
     it writes: the slice of a concatenation's gradient does.
@@ -134,7 +137,7 @@ def _brief(graph: TrainingGraph, groups_: Sequence[Group], held_bytes: int) -> t
         for value in operation.inputs:
             read_at.setdefault(value, {})[name] = position
 
-    def is_brief(group: Group) -> bool:
+    def is_long(group: Group) -> bool:
         last = max(group.positions)
         for position, operation in (by_name[name] for name in group.replaces):
             if position + effort.HELD_NEAR < last:
@@ -142,10 +145,10 @@ def _brief(graph: TrainingGraph, groups_: Sequence[Group], held_bytes: int) -> t
                 freed = (v for v in read if all(at < last for n, at in read_at[v].items() if n not in group.replaces))
                 size_bytes = sum(graph.values[value].type.size_bytes for value in freed)
                 if size_bytes - sum(graph.values[value].type.size_bytes for value in operation.outputs) > held_bytes:
-                    return False
-        return True
+                    return True
+        return False
 
-    return tuple(filter(is_brief, groups_))
+    return frozenset(number for number, group in enumerate(groups_) if is_long(group))
 
 
 def is_measured(table: CandidateTable, group: Group) -> bool:

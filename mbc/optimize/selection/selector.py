@@ -16,6 +16,7 @@ from mbc.optimize.fusion.select_groups import Fusion, Programs, plain
 from mbc.optimize.selection.select import Choices, choose
 from mbc.options import UNLIMITED_BYTES
 
+_Groups = tuple[int, frozenset[int]]  # the workspace that a launch may need, and the groups that are left out
 _Key = tuple[tuple[tuple[str, tuple[str, ...], int, int | None], ...], bool | None]
 
 
@@ -25,7 +26,7 @@ class Selector:
 
     fusion: Fusion
     _choices: dict[_Key, Choices] = field(default_factory=dict[_Key, Choices])
-    _fastest: dict[tuple[int, int], Programs] = field(default_factory=dict[tuple[int, int], Programs])
+    _fastest: dict[_Groups, Programs] = field(default_factory=dict[_Groups, Programs])
 
     @staticmethod
     def of(table: CandidateTable) -> Selector:
@@ -67,8 +68,8 @@ class Selector:
             limit_bytes: Workspace that a launch may need.
             held_bytes: Bytes that a group may keep live for longer than its operations one by one would.
         """
-        key = limit_bytes, held_bytes
+        key = limit_bytes, self.fusion.long(held_bytes)
         if key not in self._fastest:
-            fused = dict.fromkeys(self.fusion.programs(limit_bytes, layout, held_bytes) for layout in (None, *Layout))
+            fused = dict.fromkeys(self.fusion.programs(limit_bytes, layout, key[1]) for layout in (None, *Layout))
             self._fastest[key] = min(fused, key=lambda programs: self.choose({}, programs=programs).train_us)
         return self._fastest[key]
