@@ -113,9 +113,10 @@ class Flow:
     def stored(self, cluster: Cluster) -> list[str]:
         """Return the values that a cluster's launch stores: those that are read elsewhere, and sums that end it."""
         values = self.outputs(cluster.members)
-        return [name for name in values if self._ends(name) or self.is_read_outside(name, cluster.members)]
+        return [name for name in values if self._ends_launch(name) or self.is_read_outside(name, cluster.members)]
 
-    def _ends(self, value: str) -> bool:
+    def _ends_launch(self, value: str) -> bool:
+        """Return whether a value is a sum that no member of its launch may read."""
         expression = expression_of(self.program[self.producers[value]])
         return bool(expression.sums) and not expression.inside
 
@@ -225,7 +226,8 @@ def _recomputing(flow: Flow, cluster: Cluster) -> Iterator[Group]:
     recomputed: frozenset[int] = frozenset()
     largest = max(map(flow.elements, (*flow.inputs(cluster.members), *flow.outputs(cluster.members))))
     for value in flow.inputs(cluster.members):
-        # A value that is repeated would be computed for each element: that pays if an earlier launch need not store it.
+        # A launch computes a repeated value once for each element. That pays only if the value's first reader comes
+        # before the cluster: it may recompute the value too, so that nobody stores it.
         if flow.elements(value) < largest and flow.readers[value][0] >= min(cluster.members):
             continue
         # Batch normalisation has patterns for this.

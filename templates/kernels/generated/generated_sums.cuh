@@ -12,7 +12,8 @@
 
 namespace mbc {
 
-template <int N, typename M, typename R>
+// One result for each group of lanes; its terms are adjacent vectors of N elements.
+template <int N, int SUMS, typename M, typename R>
 __global__ void sum_lines(M map, Reduction sums, R r) {
   __shared__ float shared[THREADS];
   const Lane lane(sums);
@@ -27,7 +28,8 @@ __global__ void sum_lines(M map, Reduction sums, R r) {
     for (int j = 0; j < N; ++j)
       r.template push<1>(state, channel, {map.template first<N>(fetched, j)}, {map.template second<N>(fetched, j)});
   }
-  for (float& sum : state.sums) sum = lane.combine(shared, sum, AddUp{});
+#pragma unroll
+  for (int k = 0; k < SUMS; ++k) state.sums[k] = lane.combine(shared, state.sums[k], AddUp{});
   if (within && lane.lane == 0) r.finish(lane.result, r.prior(lane.result), r.total(state));
 }
 
@@ -42,8 +44,8 @@ const char* run_sums(const MbcCall& call, const GeneratedMap<F>& map, const Gene
     int lanes = 32;
     while (lanes < THREADS && lanes * 4 < terms) lanes *= 2;
     const Reduction lines{{}, {}, a.rows * a.channels, terms, lanes, true};
-    MBC_LAUNCH((sum_lines<n, GeneratedMap<F>, GeneratedReduction<F>>), lines.blocks(), THREADS, call.stream, map, lines,
-               sums);
+    MBC_LAUNCH((sum_lines<n, F::SUMS, GeneratedMap<F>, GeneratedReduction<F>>), lines.blocks(), THREADS, call.stream,
+               map, lines, sums);
   });
   return launched();
 }

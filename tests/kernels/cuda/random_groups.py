@@ -121,15 +121,20 @@ class Drawing:
     def dot(self, kind: str) -> None:
         """Append a product with a function of a repeated operand, and the gradient of that operand."""
         pixels, rank = kind == "pixel_dot", len(self.shape)
-        axes = tuple(axis for axis in range(1 + pixels, rank) if pixels or self.rng.random() < 0.5)
-        if all(self.shape[axis] == 1 for axis in axes):
+        long = [axis for axis in range(1 + pixels, rank) if self.shape[axis] > 1]
+        if not long:
             return
+        first = int(self.rng.choice(long))
+        axes = tuple(axis for axis in range(1 + pixels, rank) if pixels or axis == first or self.rng.random() < 0.5)
         small = tuple(1 if axis in axes else size for axis, size in enumerate(self.shape))
         attributes = NoAttributes() if pixels else Reduce(axes, small[1:], 0.5)
         y = self.append("tanh", NoAttributes(), (self.operand(small),), whole=False)
         self.append("broadcast", Broadcast("mul"), (self.value(), y))
         dy = self.append(kind, attributes, (self.value(), self.value()), whole=False)
         self.append("tanh_backward", NoAttributes(), (y, dy), whole=False)
+        if self.rng.random() < 0.3:  # a function that the sums do not need, by an object in C
+            gelu = POINTWISE["gelu"].attributes()
+            self.append("gelu_backward", gelu, (self.operand(small), self.operand(small)), whole=False)
 
     def draw(self, kind: str) -> None:
         """Append an operation of the kind, unless the results have too few axes for it."""

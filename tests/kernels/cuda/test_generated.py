@@ -23,6 +23,7 @@ from mbc.ops import KINDS
 from mbc.ops.activation import LeakyRelu
 from mbc.ops.base import NoAttributes
 from mbc.ops.fused import join
+from mbc.ops.instance_norm import InstanceNormalize
 from mbc.optimize.candidates.table import request_of
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
 from mbc.optimize.fusion.select_groups import groups, kept
@@ -32,7 +33,7 @@ from tests.graphs import training_graph
 from tests.kernels.cuda.cases import GENERATED, Case, Operand, normal, positive
 from tests.kernels.cuda.groups import GENERATED_GROUPS
 from tests.kernels.cuda.launching import DRAWS, HostMemory, Library, Trial, Variant, from_bytes, judged
-from tests.kernels.cuda.random_groups import KINDS_DRAWN, SUMS, random_group
+from tests.kernels.cuda.random_groups import KINDS_DRAWN, SUMS, Drawing, random_group
 from tests.kernels.cuda.test_emulated import EMULATOR, GXX
 from tests.objects import shared_library
 from tests.optimize.fusion.test_data_flow import RESIDUAL
@@ -124,6 +125,18 @@ def test_the_left_tail_of_gelu_keeps_its_digits(libraries: dict[Precision, Libra
 
 def test_every_kind_with_an_expression_is_drawn():
     assert {kind for case in DRAWN for kind in kinds_generated(case)} == set(KINDS_DRAWN)
+
+
+def test_sums_that_end_a_launch_are_not_beside_sums_that_members_read():
+    drawing = Drawing(np.random.default_rng(0), (2, 3, 8, 8))
+    drawing.dot("pixel_dot")
+    drawing.reduce("instance_normalize_backward_reduce", InstanceNormalize(1e-3))
+    drawing.append("tanh", NoAttributes(), (drawing.operations[-1].outputs[0],), whole=False)
+    read = {name for operation in drawing.operations for name in operation.inputs}
+    outputs = [name for operation in drawing.operations for name in operation.outputs if name not in read]
+    joined = join(drawing.operations, outputs)
+    operands = tuple(drawing.operands[name] for name in joined.inputs)
+    assert lower(Case("two kinds of sums", joined.kind, joined.attributes, operands).request(Precision.FP32)) is None
 
 
 def _case(name: str, request: Request) -> Case:

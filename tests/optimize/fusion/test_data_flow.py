@@ -74,6 +74,17 @@ def test_a_gate_is_one_launch_backward(precision: str, gates: str):
     assert stored.isdisjoint({"softplus0", "tanh0"}), "the backward launch recomputes what was not stored"
 
 
+def test_a_gate_of_axes_apart_in_memory_keeps_the_groups_that_run():
+    text = GATE.replace("image[batch, 3, 16, 16]", "image[batch, 3, 8, 8, 8]").replace("PRECISION", "fp32")
+    plan = planned(text.replace("GATES", "conv(width, 3, pad=1) |> mean((2, 4), keep=true)"))
+    assert launches_of(plan.train, "softplus", "tanh", "mul") == [
+        ("softplus0", "tanh0", "mul0"),
+        ("softplus0", "tanh0", "mul0.backward_broadcast"),
+        ("mul0.backward_reduce_dot",),
+        ("softplus0", "tanh0", "tanh0.backward", "softplus0.backward", "mean0.backward_expand"),
+    ]
+
+
 RESIDUAL = """
 network residual(batch = 2) {
   input image[batch, 4, 16, 16, 16] : float

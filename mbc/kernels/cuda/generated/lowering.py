@@ -11,7 +11,15 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.generated.map_program import Line, MapProgram
-from mbc.kernels.cuda.generated.placement import Place, is_vector, is_whole, operand_place, whole_place
+from mbc.kernels.cuda.generated.placement import (
+    LAYOUTS,
+    Place,
+    is_vector,
+    is_whole,
+    operand_place,
+    summed_image,
+    whole_place,
+)
 from mbc.kernels.cuda.wiring import members_of
 from mbc.ops import KINDS
 from mbc.ops.device import Expression
@@ -108,8 +116,10 @@ class _Values:
             of_samples = {len(self.types[n].shape) > 1 for n in self.sums}
             fits = self.sums <= set(self.given) and of_samples <= {self.by_sample}
         else:
-            fits = {self.types[n] for n in self.sums} == {small} and small.elements < result.elements
+            inside = all(expression_of(m).inside for m in self.members if expression_of(m).sums)
+            fits = inside and {self.types[n] for n in self.sums} == {small} and small.elements < result.elements
             fits = fits and len(small.shape) == len(result.shape)
+            fits = fits and any(summed_image(small, result, layout) for layout in LAYOUTS)
         if not fits:
             return None
         at_sums = (0,) if small is None else whole_place(small)
@@ -151,10 +161,12 @@ def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowe
         lines.add(member)
     stored = [(at, lines.names[n]) for at, n in enumerate(values.given) if not values.is_summed(n)]
     results = tuple(name for _, name in stored)
-    others = lines.channel | lines.final
-    if not all(_NAME.fullmatch(name) for name in results) or others.intersection((*results, *lines.sums)):
+    outside = lines.channel | lines.final  # values that the loop over elements does not compute
+    if not all(_NAME.fullmatch(name) for name in results) or outside.intersection((*results, *lines.sums)):
         return None
-    if not lines.final_read.isdisjoint({"x", *(line.name for line in lines.lines if line.name not in others)}):
+    small_outputs = tuple((at, lines.names[n]) for at, n in enumerate(values.given) if small and values.is_summed(n))
+    of_elements = {"x", *(line.name for line in lines.lines if line.name not in outside)}  # `finish` cannot read these
+    if not of_elements.isdisjoint((*lines.final_read, *(name for _, name in small_outputs))):
         return None
     if len(lines.sums) > MOST_SUMS or (lines.sums and repeated):
         return None
@@ -167,14 +179,14 @@ def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowe
         reals=len(lines.reals),
         channel_lines=tuple(line for line in lines.lines if line.name in lines.channel),
         kept=lines.kept(),
-        lines=tuple(line for line in lines.lines if line.name not in others),
+        lines=tuple(line for line in lines.lines if line.name not in outside),
         results=results,
         stored=tuple(at for at, _ in stored),
         sums=tuple(lines.sums),
         finishes=tuple((at, lines.finishes[n]) for at, n in enumerate(values.given) if n in lines.finishes),
         by_sample=samples,
         final_lines=tuple(line for line in lines.lines if line.name in lines.final),
-        small=tuple((at, lines.names[n]) for at, n in enumerate(values.given) if small and values.is_summed(n)),
+        small=small_outputs,
     )
     return Lowered(program, result, tuple(places[: len(inputs)]), tuple(lines.reals), small)
 
@@ -200,7 +212,7 @@ class _Lines:
         sums: Values of an element that are summed.
         finishes: Texts of the outputs of reductions, by their numbers.
         final: Names of values that follow from sums.
-        final_read: Names that the texts of these have.
+        final_read: Names in the texts of the final lines.
     """
 
     names: dict[int, str]
@@ -257,8 +269,8 @@ class _Lines:
 
     def kept(self) -> tuple[str, ...]:
         """Return the constants of a channel that lines of elements read, in order."""
-        others = self.channel | self.final
-        read = {name for line in self.lines if line.name not in others for name in _names(line.text)}
+        outside = self.channel | self.final
+        read = {name for line in self.lines if line.name not in outside for name in _names(line.text)}
         inputs = sorted(name for name in self.channel & read if name.startswith("c"))
         return (*inputs, *(line.name for line in self.lines if line.name in self.channel & read))
 

@@ -66,6 +66,11 @@ def is_vector(x: TensorType, place: Place, result: TensorType, by_sample: bool =
 def summed_image(small: TensorType, result: TensorType, layout: Layout) -> tuple[TensorType, Layout] | None:
     """Return the results as an image in which `small` has one element for each channel of each sample.
 
+    Args:
+        small: Type of the sums: of as many axes as the results, of one element along each axis that is summed.
+        result: Type of the results.
+        layout: Layout of the results in memory. The axes of one sum must be adjacent there.
+
     Returns:
         The type [samples, channels, positions] and the layout of the image; None if there is no such image.
     """
