@@ -53,8 +53,11 @@ def refuse_model(model: Any) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             raise MbcError("MBC330", f"'{name}' has no shape yet", "call the model once: model(example)")
+        if tensor.is_meta:
+            remedy = 'make room and load them: model.to_empty(device="cpu"), then model.load_state_dict(…)'
+            raise MbcError("MBC330", f"'{name}' is on the meta device and has no numbers", remedy)
     devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
-    if len(devices) > 1 or "meta" in devices:
+    if len(devices) > 1:
         raise MbcError(
             "MBC330", f"the model is on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU"
         )
