@@ -51,7 +51,7 @@ def reached():
     reached = lambda: True
     return True
 """
-WHOLE = ("tests/cli/", "tests/frontend/")  # tests that run most modules
+END_TO_END = ("tests/cli/", "tests/frontend/")  # tests that run most modules
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "results", "__pycache__")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::.*?)?)(?: - .*)?$", re.MULTILINE)
 
@@ -145,16 +145,17 @@ def difference(path: str, source: bytes, site: Site) -> str:
 
 
 def suites(root: Path, path: str) -> list[list[str]]:
-    """Return the files of tests of a module in the order in which they run: its own, others, those of all modules."""
+    """Return the files of tests of a module in the order in which they run.
+
+    These are its own, those that import it, those of the command line and the language.
+    """
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
     mirrored = root / "tests" / Path(path).parent.relative_to("mbc")
     while not mirrored.is_dir():
         mirrored = mirrored.parent
     imports = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
-    own: list[str] = []
-    rest: list[str] = []
-    whole: list[str] = []
+    own, importing, end_to_end = list[str](), list[str](), list[str]()
     for file in sorted((root / "tests").rglob("test_*.py")):
         place = file.relative_to(root).as_posix()
         inside = mirrored in file.parents and (mirrored != root / "tests" or file.parent == mirrored)
@@ -163,10 +164,10 @@ def suites(root: Path, path: str) -> list[list[str]]:
         if inside and (name in file.stem or imports.search(file.read_text(encoding="utf-8"))):
             own.append(place)
         elif inside or imports.search(file.read_text(encoding="utf-8")):
-            rest.append(place)
-        elif place.startswith(WHOLE):
-            whole.append(place)
-    return [files for files in (own, rest, whole) if files]
+            importing.append(place)
+        elif place.startswith(END_TO_END):
+            end_to_end.append(place)
+    return [files for files in (own, importing, end_to_end) if files]
 
 
 @cache
@@ -195,7 +196,7 @@ def including(root: Path, path: str) -> list[str]:
     files = {file.name: file for file in (root / "templates" / "kernels").rglob("*.cu*")}
     includes = {name: set(re.findall(r'#include "([^"]+)"', file.read_text())) for name, file in files.items()}
     reached = {Path(path).name}
-    while more := {name for name, others in includes.items() if others & reached} - reached:
+    while more := {name for name, included in includes.items() if included & reached} - reached:
         reached |= more
     return sorted(name for name in reached if name.endswith(".cu"))
 
@@ -213,11 +214,11 @@ def tested_kernel(copy: Copy, path: str, until: float) -> tuple[str, str]:
         return "timed out" if ended.code is None else "not compiled", ""
     if ended.code not in (0, NO_CASE):
         return "killed", path
-    others = copy.pytest("tests/kernels/cuda", "-k", "not test_kernel", until=until)
-    if others.code == 0:
+    remaining = copy.pytest("tests/kernels/cuda", "-k", "not test_kernel", until=until)
+    if remaining.code == 0:
         return "not reached" if ended.code == NO_CASE else "survived", ""
-    failed = FAILED.search(others.output)
-    return "timed out" if others.code is None else "killed", failed[1] if failed else ""
+    failed = FAILED.search(remaining.output)
+    return "timed out" if remaining.code is None else "killed", failed[1] if failed else ""
 
 
 def verdict(copy: Copy, path: str, site: Site) -> Verdict:

@@ -42,7 +42,7 @@ def _from_torch(results: Path) -> list[str]:
         return []
     return [
         "### Networks that mbc was never tuned for", "",
-        f"{file['gpu']}, bf16: `from_torch.py`. A time that is missing exceeded its limit of time or failed. Memory is "
+        "In bf16: `from_torch.py`. A time that is missing exceeded its limit of time or failed. Memory is "
         "what mbc takes of the GPU over what PyTorch reserved. The error is the largest relative difference of the "
         "first five losses from PyTorch's loop; networks that draw random numbers have none.", "",
         *table_of(FROM_TORCH, file["rows"]),
@@ -51,6 +51,7 @@ def _from_torch(results: Path) -> list[str]:
 
 FROM_TORCH: Columns = {
     "network": entry("name"),
+    "GPU": lambda row: row["gpu"].split()[1],
     "batch": entry("batch", "d"),
     "PyTorch, ms": entry("eager_ms", ".1f"),
     "torch.compile, ms": entry("compile_ms", ".1f"),

@@ -57,7 +57,9 @@ def test_figures_are_of_all_drawn_networks_or_not_given() -> None:
     assert from_torch.together([*rows, {"failed": "no"}]) == {}
     modules = from_torch.modules_together([{"module_speedup": 1.3}, {"module_speedup": 0.96}, {"failed": "no"}])
     assert (modules["networks"], modules["least_module_speedup"]) == (2, 0.96)
-    assert modules["reached"] == {"median_module_speedup": False, "least_module_speedup": False}
+    assert "reached" not in modules
+    modules = from_torch.modules_together([{"module_speedup": 1.3}] * 14 + [{"module_speedup": 0.96}])
+    assert modules["reached"] == {"median_module_speedup": True, "least_module_speedup": False}
 
 
 def test_contenders_of_pytorch_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,14 +61,8 @@ def test_sites_of_python_are_code_that_runs(tmp_path: Path) -> None:
 def test_sites_of_kernels_are_outside_comments_templates_and_texts(tmp_path: Path) -> None:
     line = 'for (int i = threadIdx.x; i < n && i >= 0; i += 32) x[i] = max(x[i], 1.5f) * "a < b";'
     changes = (
-        ("i < n", "i <= n"),
-        ("&&", "||"),
-        (">=", ">"),
-        ("= 0", "= 1"),
-        ("32", "33"),
-        ("max", "min"),
-        (") *", ") +"),
-    )
+        ("i < n", "i <= n"), ("&&", "||"), (">=", ">"), ("= 0", "= 1"), ("32", "33"), ("max", "min"), (") *", ") +"),
+    )  # fmt: skip
     assert mutants(KERNEL, "small.cu", tmp_path) == {line.replace(*change) for change in changes}
 
 
@@ -86,9 +80,10 @@ def test_drawn_mutants_of_mbc_are_programs() -> None:
 
 
 def test_tests_of_a_module_run_first() -> None:
-    own, others, whole = mutation.suites(ROOT, "mbc/ops/pooling.py")
-    assert own == ["tests/ops/test_meaning.py"] and "tests/ops/test_gradients.py" in others
-    assert "tests/cli/test_compile.py" in whole and all(file.startswith(mutation.WHOLE) for file in whole)
+    own, importing, end_to_end = mutation.suites(ROOT, "mbc/ops/pooling.py")
+    assert own == ["tests/ops/test_meaning.py"] and "tests/ops/test_gradients.py" in importing
+    assert "tests/cli/test_compile.py" in end_to_end
+    assert all(file.startswith(mutation.END_TO_END) for file in end_to_end)
     assert "tests/test_units.py" in mutation.suites(ROOT, "mbc/units.py")[0]
     assert "max_pool_batch_norm.cu" in mutation.including(ROOT, "templates/kernels/pool/pool.cuh")
 
