@@ -149,8 +149,8 @@ def module(
             `parameters_to_vector`). Otherwise those of convolutions may be channels-last, which is faster.
         progress: Whether progress is shown on stderr.
 
-    Raises MBC333 for a model that has a plan, and with `fallback="error"` MBC330, MBC337, MBC303, MBC339 and MBC341
-    at a call, and the errors of a compilation.
+    Raises MBC167 for a wrong setting, MBC333 for a model that has a plan, and with `fallback="error"` MBC330, MBC337,
+    MBC303, MBC339 and MBC341 at a call, and the errors of a compilation.
     """
     from mbc.pytorch.make_module import plan_module
 

@@ -63,21 +63,11 @@ def figures(plan: Plan) -> Figures:
     """Return the figures of a plan."""
     p, whole_us = plan.predictions, step_us(plan)
     return Figures(
-        plan.graph.global_batch,
-        plan.budget_bytes,
-        p.arena_bytes + p.overhead_bytes,
-        p.arena_bytes,
-        p.host_bytes,
-        plan.bounds.floor_bytes + p.overhead_bytes,
-        p.train_us,
-        plan.bounds.least_us,
-        p.measured_share,
+        plan.graph.global_batch, plan.budget_bytes, p.arena_bytes + p.overhead_bytes, p.arena_bytes, p.host_bytes,
+        plan.bounds.floor_bytes + p.overhead_bytes, p.train_us, plan.bounds.least_us, p.measured_share,
         plan.graph.optimizer.accumulate * plan.graph.global_batch * 1e6 / whole_us if whole_us else 0.0,
-        p.peer_bytes,
-        p.train_low_us,
-        p.train_high_us,
-        saves_memory(plan),
-    )
+        p.peer_bytes, p.train_low_us, p.train_high_us, saves_memory(plan),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +308,9 @@ def _seek_fastest(search: Search, batches: Batches) -> None:
 def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCurve:
     """Plan at `points` (two or more) budgets, evenly from the floor to the size of the unlimited plan, largest first.
 
-    A budget below one that is too small is refused for the same reason, without a search. Ctrl-C ends the curve with
-    its results so far, if the plan without a limit is among them.
+    A budget below one that is too small (BudgetError) is refused for the same reason, without a search. After any other
+    refusal, such as too little host memory, the next budget is planned. Ctrl-C ends the curve with its results so far,
+    if the plan without a limit is among them.
     """
     search = Search(plan_at, {}, tell)
     unlimited = figures(plan_at(UNLIMITED_BYTES))
@@ -327,7 +318,8 @@ def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCu
     finished, refusal = True, None
     try:
         for i in reversed(range(points)):
-            refusal = search.probe(least + (most - least) * i // (points - 1), refusal).refusal
+            reason = search.probe(least + (most - least) * i // (points - 1), refusal).refusal
+            refusal = reason if isinstance(reason, BudgetError) else None
     except KeyboardInterrupt:
         finished = False
     return BudgetCurve(tuple(search.probes[at] for at in sorted(search.probes)), unlimited, finished)

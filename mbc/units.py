@@ -5,33 +5,32 @@ from __future__ import annotations
 import re
 
 UNIT_BYTES = {
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-    "TiB": 1 << 40,
-}
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
 _BY_ANY_CASE = {unit.lower(): size_bytes for unit, size_bytes in UNIT_BYTES.items()}
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, any_case: bool = True) -> int:
     """Return the bytes that a text such as `64MiB`, `1.5 GB`, `4096B` or `0` names.
+
+    Args:
+        text: The text.
+        any_case: Whether `gb` is read as `GB`. False accepts only the units of the language.
 
     Raises:
         ValueError: The text is anything else; a bare `12` is refused, because nobody means 12 bytes.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
-    if match is not None and not match[2]:
+    units = _BY_ANY_CASE if any_case else UNIT_BYTES
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    unit = "" if match is None else match[2].lower() if any_case else match[2]
+    if match is not None and not unit:
         if float(match[1]) == 0:
             return 0
         raise ValueError(f"'{text}' has no unit: write {match[1]}GB (10^9 bytes), {match[1]}MiB (2^20) or {match[1]}B")
-    if match is None or match[2].lower() not in _BY_ANY_CASE:
+    if match is None or unit not in units:
         raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or 4096B")
-    return int(float(match[1]) * _BY_ANY_CASE[match[2].lower()])
+    return round(float(match[1]) * units[unit])
 
 
 def show_size(size_bytes: float) -> str:

@@ -244,6 +244,18 @@ def test_budgets_from_the_floor_to_no_limit():
     assert len(planner.asked) == 3 and "without a limit: " in text and text.count("MBC204") == 4 and "0.00 %" in text
 
 
+def test_a_budget_below_one_without_host_memory_is_planned():
+    def plan_at(budget_bytes):
+        if len(planner.asked) == 2 and not refusals:  # after the plan without a limit and the largest budget
+            refusals.append(MbcError("MBC210", "too much in host memory"))
+            raise refusals[0]
+        return planner.at_budget(budget_bytes)
+
+    planner, refusals = Planner(0, batch=50, whole=8.0), []
+    *_, below, refused, _ = budget_curve(plan_at, 9).probes
+    assert [refused.refusal] == refusals and below.figures is not None
+
+
 def test_reasons():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 2)
     fit = largest_batch(planner.at_batch, Batches())

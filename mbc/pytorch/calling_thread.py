@@ -27,7 +27,7 @@ class CallingThread:
             self._thread = threading.get_ident()
 
     def release(self) -> None:
-        """Undo what `keep` has set. Another thread, which may delete a model, cannot do so and changes nothing."""
+        """Undo what `keep` has set, in the thread that called `keep`; in another thread change nothing."""
         if self._thread == threading.get_ident():
             torch._C._set_multithreading_enabled(True)
-        self._thread = None
+            self._thread = None

@@ -24,23 +24,19 @@ from mbc.stages import Stages
 torch: Any = importlib.import_module("torch")
 M = TypeVar("M", bound=Module)
 PRECISIONS: dict[Any, str] = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float64: "fp64",
-}
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
+}  # fmt: skip
 
 
 def memory_text(given: str | int) -> str:
-    """Return a size as the language writes it; a number is a number of bytes.
+    """Return a size in bytes as the language writes it, such as `12000000000B`; a number is a number of bytes.
 
     Raises:
-        MbcError: MBC167 for anything but `auto` and sizes above 0.
+        MbcError: MBC167 for anything but `auto` and sizes above 0, and for numbers below a million: few mean bytes.
     """
     if given == "auto":
         return "auto"
-    size_bytes = size_of("memory", given, least_bytes=1)
-    return given if isinstance(given, str) else f"{size_bytes}B"
+    return f"{size_of('memory', given, least_bytes=1 if isinstance(given, str) else 10**6)}B"
 
 
 def precision_name(given: Any) -> str:

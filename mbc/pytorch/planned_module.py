@@ -365,7 +365,10 @@ class Planned:
 
 
 def _close(programs: Sequence[PlannedProgram], thread: CallingThread) -> None:
-    """Close all programs, the first last, because its memory holds the others; the thread's setting is PyTorch's."""
+    """Give autograd its threads back, and close all programs.
+
+    The first program closes last, because its memory holds the others.
+    """
     thread.release()
     for program in reversed(programs):
         program.close()

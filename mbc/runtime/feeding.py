@@ -198,8 +198,9 @@ class QueuedSteps:
     """The queue of one module's steps, which take turns in a ring of slots."""
 
     def __init__(
-        self, driver: Any, compute: Any, feeder: Feeder, control: int, figures: Sequence[tuple[Place, int]], parts: int
-    ) -> None:
+        self, driver: Any, compute: Any, feeder: Feeder, control: int, figures: Sequence[tuple[Place, int]],
+        mini_batches: int,
+    ) -> None:  # fmt: skip
         """Take the pinned memory.
 
         Args:
@@ -208,16 +209,16 @@ class QueuedSteps:
             feeder: Copies the inputs.
             control: Address of the control block.
             figures: The places of loss and metrics, with their addresses.
-            parts: Number of mini-batches of a step.
+            mini_batches: Number of mini-batches of a step.
         """
         self._driver, self._compute, self._feeder = driver, compute, feeder
         self._control, self._figures = control, figures
-        self._slots = deque(self._slot(parts) for _ in range(_STEPS_AHEAD))
+        self._slots = deque(self._slot(mini_batches) for _ in range(_STEPS_AHEAD))
 
-    def _slot(self, parts: int) -> _Slot:
+    def _slot(self, mini_batches: int) -> _Slot:
         pinned = self._driver.pagelocked_empty
         figures = tuple(pinned(place.shape, STORED[place.dtype]) for place, _ in self._figures)
-        controls = tuple(pinned(HOST_BYTES, np.uint8) for _ in range(parts))
+        controls = tuple(pinned(HOST_BYTES, np.uint8) for _ in range(mini_batches))
         return _Slot(controls, figures, self._driver.Event(), self._driver.Event())
 
     def start(self, control: bytes, number: int) -> None:

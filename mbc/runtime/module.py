@@ -18,7 +18,7 @@ from mbc.runtime.bindings import Place
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.machine import Allocation, Figures, Machine
 from mbc.runtime.membership import Membership
-from mbc.runtime.module_states import WithStates
+from mbc.runtime.module_states import StatefulPlan
 from mbc.runtime.opening import Settings, open_plan
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.reported_metrics import ACCURACY, judged_rows
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 Output = Array | DeviceOutput
 
 
-class Module(WithStates):
+class Module(StatefulPlan):
     """A network as `mbc compile` wrote it. After construction nothing is allocated on the device.
 
     Calls of several threads run one after another. On a GPU a module works only in the thread and the process that

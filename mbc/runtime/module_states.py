@@ -1,6 +1,6 @@
 """The states of a module: parameters, statistics, optimizer state and counters, which callers read, write and save.
 
-They stand alone, because a checkpoint is about states, whatever step or forward pass made them.
+Checkpoints are here as well, because they need states only, and neither steps nor forward passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mbc.runtime.weights import check_averages_of, counter_tensors, fit_weights,
 Array = NDArray[Any]
 
 
-class WithStates(OpenedPlan):
+class StatefulPlan(OpenedPlan):
     """An open plan whose states callers read, write and save."""
 
     @property

@@ -1,7 +1,6 @@
-"""A GPU that is open for one module: its context, streams and memory, what it takes beside, reads and writes.
+"""A GPU that is open for one module: context, streams, memory, and copies to and from them.
 
-All of it is taken before a library is loaded, and given back after the library is gone. It stands alone, because it
-does not know programs: `cuda` runs them on top.
+Memory is taken before the library is loaded and given back after the library is destroyed. `cuda` adds the programs.
 """
 
 from __future__ import annotations

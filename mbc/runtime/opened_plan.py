@@ -1,7 +1,6 @@
-"""A plan that is open on a machine: who may use it and until when, its control block, and what it says of itself.
+"""A plan that is open on a machine: access by one thread at a time, its control block, its sizes, and its end.
 
-It stands alone, because all that a module does, training, prediction and checkpoints, needs a machine that is open,
-consistent and in its own thread.
+Training, prediction and checkpoints build on it: each needs a machine that is open and consistent.
 """
 
 from __future__ import annotations

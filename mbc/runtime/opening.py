@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from mbc.runtime.checkpoint import why
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.machine import Allocation, Host, Machine
 from mbc.runtime.membership import Membership, check_membership
-from mbc.version import __version__
+from mbc.version import PACKAGE, __version__
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -121,6 +122,8 @@ def _read(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
 def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Settings) -> Machine:
     """Return a machine on a GPU, or on the CPU if the settings ask for it or `auto` finds no GPU to use.
 
+    In the second case a warning names the line outside of mbc that opened the module.
+
     Raises:
         MbcError: The errors of `open_cuda`.
     """
@@ -140,7 +143,9 @@ def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Sett
         except MbcError as error:
             if settings.device == "cuda" or error.code not in _NO_CUDA:
                 raise
-            warnings.warn(f"running on the CPU: {error.message}", RuntimeWarning, stacklevel=5)
+            files = [Path(frame.filename) for frame in inspect.stack(0)]
+            level = next((n for n, file in enumerate(files, 1) if not file.is_relative_to(PACKAGE)), len(files))
+            warnings.warn(f"running on the CPU: {error.message}", RuntimeWarning, stacklevel=level)
     return Host(
         plan, places, shadow=settings.shadow, transfers=Transfers(settings.transfers), membership=settings.membership,
         arena=settings.arena,

@@ -139,7 +139,8 @@ def test_states_in_host_memory_are_shared_too():
     model = nn.Sequential(nn.Flatten(), nn.Linear(297, 200), nn.ReLU(), nn.Linear(200, 5))
     with Pair(adam, model=copy.deepcopy(model), precision="fp32").trainer as trainer:
         predicted = trainer.module.plan.predictions
-    pair = Pair(adam, model=model, precision="fp32", memory=predicted.arena_bytes + predicted.overhead_bytes - 20_000)
+    memory = f"{predicted.arena_bytes + predicted.overhead_bytes - 20_000}B"
+    pair = Pair(adam, model=model, precision="fp32", memory=memory)
     assert Space.HOST in {place.space for place in pair.trainer.module.places.values()}
     with pair.trainer:
         for _ in range(2):

@@ -68,7 +68,7 @@ def accumulated(model: Any, between: Callable[[], object] = int) -> Any:
 def test_a_process_that_takes_too_much_is_planned_again_without_loss(gpu: Gpu):
     model, twin, third = (normed().double() for _ in range(3))
     largest = arena_of(planned(third, memory="1GB"))
-    gpu.model = planned(model, memory=10 * largest, reserve=0)
+    gpu.model = planned(model, memory=f"{10 * largest}B", reserve=0)
     parameters = list(model.parameters())
     assert arena_of(model) == largest
     grow = partial(setattr, gpu, "beside_bytes", 9 * largest + largest // 8)
@@ -126,6 +126,8 @@ def test_a_plan_that_ends_in_another_thread_leaves_the_settings_of_that_thread()
     with torch.autograd.set_multithreading_enabled(True), ThreadPoolExecutor() as other:
         thread.keep("cuda")
         assert not other.submit(release).result() and not torch._C._is_multithreading_enabled()
+        thread.release()
+        assert torch._C._is_multithreading_enabled()
 
 
 @pytest.mark.parametrize("moves", [0, 1, 4, 11])

@@ -12,6 +12,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.plan.file import dump_plan
+from mbc.runtime.halves import Halves
 from mbc.runtime.module import Module
 from tests.runtime.nets import batch, same_shape_plan, small_plan
 
@@ -122,8 +123,10 @@ def test_from_a_folder_and_from_a_file(tmp_path: Path):
 
 
 def test_auto_says_that_it_takes_the_cpu():
-    with pytest.warns(RuntimeWarning, match="running on the CPU: a plan alone has no library"):
+    with pytest.warns(RuntimeWarning, match="running on the CPU: a plan alone has no library") as caught:
         assert Module(small_plan()).device == "cpu"
+        assert Halves(small_plan(optimizer="none")).device == "cpu"
+    assert [warning.filename for warning in caught] == [__file__, __file__]
 
 
 # ----------------------------------------------------------------------------------------------------- messages

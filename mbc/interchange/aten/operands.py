@@ -239,8 +239,8 @@ def as_activation(operand: Operand) -> Activation:
     if isinstance(operand, Activation):
         return operand
     if isinstance(operand, Weight):
-        what = "parameter" if operand.held.kind == "parameter" else operand.held.kind
-        raise Refused(f"it takes the {what} '{operand.held.key}' as a tensor", "use it in a layer of torch.nn")
+        message = f"it takes the {operand.held.kind} '{operand.held.key}' as a tensor"
+        raise Refused(message, "use it in a layer of torch.nn")
     if isinstance(operand, Scaled | Standardized):
         refuse_calculation(operand.weight)
     if isinstance(operand, Computed):
