@@ -11,26 +11,20 @@ UNIT_BYTES = {
 _BY_ANY_CASE = {unit.lower(): size_bytes for unit, size_bytes in UNIT_BYTES.items()}
 
 
-def parse_size(text: str, any_case: bool = True) -> int:
-    """Return the bytes that a text such as `64MiB`, `1.5 GB`, `4096B` or `0` names.
-
-    Args:
-        text: The text.
-        any_case: Whether `gb` is read as `GB`. False accepts only the units of the language.
+def parse_size(text: str) -> int:
+    """Return the bytes that a text such as `64MiB`, `1.5 GB`, `8gb`, `4096B` or `0` names.
 
     Raises:
         ValueError: The text is anything else; a bare `12` is refused, because nobody means 12 bytes.
     """
-    units = _BY_ANY_CASE if any_case else UNIT_BYTES
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
-    unit = "" if match is None else match[2].lower() if any_case else match[2]
-    if match is not None and not unit:
+    if match is not None and not match[2]:
         if float(match[1]) == 0:
             return 0
         raise ValueError(f"'{text}' has no unit: write {match[1]}GB (10^9 bytes), {match[1]}MiB (2^20) or {match[1]}B")
-    if match is None or unit not in units:
+    if match is None or match[2].lower() not in _BY_ANY_CASE:
         raise ValueError(f"'{text}' is not a size: write 64MiB (2^20), 8GB (10^9) or 4096B")
-    return round(float(match[1]) * units[unit])
+    return round(float(match[1]) * _BY_ANY_CASE[match[2].lower()])
 
 
 def show_size(size_bytes: float) -> str:

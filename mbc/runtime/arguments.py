@@ -59,14 +59,14 @@ def duration_of(name: str, given: str | None) -> float:
 
 
 def size_of(name: str, given: str | int, least_bytes: int = 0) -> int:
-    """Return a size such as `2GB`, or a number of bytes, in bytes. Units are those of the language: not `gb`.
+    """Return a size such as `2GB`, or a number of bytes, in bytes.
 
     Raises:
         MbcError: MBC167 if the argument is no size, or one outside [`least_bytes`, 2^63).
     """
     remedy = f'write a size with its unit: {name}="12GB"'
     try:
-        size_bytes = parse_size(given if isinstance(given, str) else f"{given}B", any_case=False)
+        size_bytes = parse_size(given if isinstance(given, str) else f"{given}B")
     except ValueError as error:
         raise MbcError("MBC167", f"{name} is not a size: {error}", remedy) from error
     if not least_bytes <= size_bytes < 1 << 63:

@@ -33,7 +33,8 @@ from mbc.runtime.turns import Home
 
 Array = NDArray[Any]
 
-_STEPS_AHEAD = 16  # steps that may be queued before the figures of the first one are fetched
+# The host queues at most this many steps on the GPU. Before it queues another one, it waits until the oldest has ended.
+_STEPS_AHEAD = 16
 _DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are queued
 
 
