@@ -23,6 +23,8 @@ from mbc.kernels.cuda import generated_program, symbol_of
 from mbc.measure.generated_libraries import GeneratedLibraries
 from mbc.measure.gpu import Gpu
 
+COMPARING = ("convert", "cast", "mse")  # kernels that compare results (mbc/measure/compare.py)
+
 
 class MbcCall(ctypes.Structure):
     """The struct of templates/include/mbc_call.h."""
@@ -104,7 +106,7 @@ class KernelLibrary:
         Args:
             gpu: The GPU.
             precision: Precision whose working type the kernels have.
-            kernels: Kernels whose sources are compiled; None for all.
+            kernels: Kernels whose sources are compiled, beside those that compare results; None for all.
 
         Raises:
             MbcError: MBC090, the precision is fp64; MBC095, a compiler rejects the sources; MBC096, a compiler or a
@@ -112,7 +114,8 @@ class KernelLibrary:
         """
         with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
             path = Path(folder) / "libkernels.so"
-            build_kernel_library(gpu.code_architecture, precision, path, find_toolchain(), kernels)
+            wanted = None if kernels is None else (*kernels, *COMPARING)
+            build_kernel_library(gpu.code_architecture, precision, path, find_toolchain(), wanted)
             library = KernelLibrary(path, gpu.stream_handle.value or 0)  # once loaded, it does not need its file
             library.generated = GeneratedLibraries.of(gpu.code_architecture, precision)
             library.limit(gpu.part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from mbc.codegen.view import KERNEL_LIBRARIES, view
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.cuda import KERNELS
 from mbc.measure import kernel_library
 from mbc.measure.kernel_library import KernelLibrary
 from mbc.ops.base import NoAttributes
@@ -172,6 +173,21 @@ def test_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MbcError) as caught:
         KernelLibrary.open(gpu, Precision.FP64)
     assert caught.value.code == "MBC090"
+
+
+def test_kernels_that_compare_results_are_always_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def build(*arguments: Any) -> None:
+        asked.append(arguments[-1])
+        raise MbcError("MBC095", "enough")
+
+    monkeypatch.setattr(kernel_library, "build_kernel_library", build)
+    gpu: Any = SimpleNamespace(code_architecture="sm_90")
+    with pytest.raises(MbcError, match="enough"):
+        KernelLibrary.open(gpu, Precision.BF16, ("conv1x1_mma",))
+    assert asked == [("conv1x1_mma", "convert", "cast", "mse")]
+    assert {KERNELS[name].kind for name in kernel_library.COMPARING} == {"convert", "cast", "mse"}
 
 
 def test_every_library_of_plans_is_in_it() -> None:
