@@ -12,7 +12,7 @@ from mbc.hardware.streams import aligned
 from mbc.ir.graph import TrainingGraph
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.in_place import in_place_operands
+from mbc.optimize.schedule.in_place import in_place_operands, overwritten
 from mbc.optimize.schedule.liveness import owners
 from mbc.plan.model import Mode
 
@@ -57,8 +57,7 @@ def least_live_bytes(graph: TrainingGraph, draft: Draft, at_most_bytes: int) -> 
                 model.add(there >= live[b])
                 model.add(there >= writes)
                 now.append(size_bytes * there)
-            for source, output in pairs.get(launches[i].operations, ()):
-                old, new = (owner[launches[i].accesses[place].buffer] for place in (source, output))
+            for old, new in ((owner[old], owner[new]) for old, new in overwritten(launches[i], draft.buffers, pairs)):
                 if old in sizes and new in sizes and sizes[old] == sizes[new]:
                     shared = model.new_bool_var("")  # the output is written over the operand
                     model.add(shared + after[old] <= 1)

@@ -11,7 +11,7 @@ from itertools import accumulate
 from mbc.hardware.streams import Space, aligned
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.in_place import InPlace
+from mbc.optimize.schedule.in_place import InPlace, overwritten
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.regions import Region
 
@@ -67,7 +67,6 @@ def operand_peak_bytes(
 def _in_place_pairs(draft: Draft, region: Region, in_place: InPlace, owner: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the buffers that launches of the region may overwrite, and those that they write there."""
     for launch in draft.train.launches[region.start : region.stop]:
-        for source, output in in_place.get(launch.operations, ()):
-            old, new = launch.accesses[source].buffer, launch.accesses[output].buffer
+        for old, new in overwritten(launch, draft.buffers, in_place):
             if draft.buffers[new].alias is None and draft.buffers[old].size_bytes == draft.buffers[new].size_bytes:
                 yield owner[old], new

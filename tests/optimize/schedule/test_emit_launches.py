@@ -7,12 +7,18 @@ import itertools
 import pytest
 
 from mbc.compiler import compile_plan
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation
+from mbc.ir.types import DType, Layout
 from mbc.ops import KINDS
+from mbc.ops.fused import join, names_of
 from mbc.optimize.schedule.emit_launches import updates_early
+from mbc.optimize.schedule.in_place import in_place_operands, overwritten
 from mbc.options import Options
+from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Rows
 from mbc.plan.verify import verify_plan
 from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.planned import NETWORKS, graph_of
 from tests.optimize.shared import EXAMPLES
 
@@ -75,3 +81,18 @@ def test_alexnet_of_two_mini_batches_plans_within_a_budget() -> None:
     plan = compile_plan(source, Options(gpu="t4", settings=settings))
     verify_plan(plan)
     assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= 1524701516
+
+
+def test_groups_of_the_same_operations_overwrite_what_each_may() -> None:
+    graph, rows = training_graph(SMALL), Rows(0, 4)
+    members = [op for op in graph.train if op.kind in ("relu", "relu_backward")]
+    groups = [join(members, op.outputs) for op in members]  # the first keeps the activation, the second its gradient
+    operands = in_place_operands(graph, groups)
+    overwrites: list[list[tuple[str, str]]] = []
+    for group in groups:
+        values = [*group.inputs, *group.outputs]
+        buffers = [Buffer(value, rows, Layout.CHANNELS_FIRST, DType.FP32, 1024) for value in values]
+        accesses = tuple(Access(i, rows, Mode.READ) for i in range(len(values)))
+        launch = Launch(Kernel("mbc", "any", (), 1.0, False), names_of(group), Stream.COMPUTE, accesses)
+        overwrites.append([(values[old], values[new]) for old, new in overwritten(launch, buffers, operands)])
+    assert overwrites == [[("conv0", "relu0")], [("d.relu0", "d.conv0")]]
