@@ -62,7 +62,7 @@ class Ledger(UndoLog):
 
     def times(self, region: int) -> int:
         """Return how often a region is executed, recomputations included."""
-        return 1 + sum(recompute_at == region for recompute_at, _ in self._recomputed)
+        return 1 + len(self._recomputed_before.get(region, ()))
 
     def cut_workspace(self, region: int, cut: WorkspaceCut | None) -> None:
         """Enter that a region has less workspace; None: as much as was selected."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mbc.hardware.streams import STREAM_TO, Space, aligned
 from mbc.optimize.remat.fused_remat import FusedRematLaunches
-from mbc.optimize.remat.transient_peak import SizedRegions, transient_bytes
+from mbc.optimize.remat.transient_peak import SizedRegions, TransientPeak
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
 
@@ -54,6 +54,7 @@ class Mark:
     """
 
     entries: int
+    touched: int
     live_bytes: NDArray[np.int64]
     spans: NDArray[np.int64]
     transient_bytes: dict[int, int]
@@ -130,13 +131,18 @@ class UndoLog:
         self._spans: NDArray[np.int64] = np.zeros((3, len(self.movable)), np.int64)
         self._in_place = frozenset(in_place)
         self._scratch_bytes = [_scratch_bytes(draft, region) for region in regions]
-        self._sized = SizedRegions(regions, self.size_bytes, self._scratch_bytes)
+        readers = {buffer: tuple(reads) for buffer, reads in self.reads.items()}
+        self._sized = SizedRegions(regions, self.defined_at, readers, self.size_bytes, self._scratch_bytes)
         # Live bytes of each region, less those with everything kept.
         self._live_bytes: NDArray[np.int64] = np.zeros(len(regions) + 1, np.int64)
         self._measured_bytes = self._live_bytes.copy()  # `_live_bytes` when the program was measured last
         self._recomputed_regions: dict[int, set[int]] = {}  # position -> regions
+        self._recomputed_before: dict[int, set[int]] = {}  # region -> positions
         self._transient_bytes: dict[int, int] = {}  # by position, as they count in `_live_bytes`
         self._changed: set[int] = set()  # positions whose transient bytes are out of date
+        self._transients: dict[int, TransientPeak] = {}  # by position
+        self._touched: list[tuple[int, int]] = []  # values and positions whose transient peaks entries may have changed
+        self._stale: dict[int, set[int]] = {}  # by position: values that its transient peak has to look at again
         self.workspace_cuts: dict[int, WorkspaceCut] = {}  # by region
         for buffer in self.movable:
             self._update_spans(buffer)
@@ -224,7 +230,7 @@ class UndoLog:
     def mark(self) -> Mark:
         """Return the present state of the log, for `undo`."""
         copies = self._live_bytes.copy(), self._spans.copy(), self._transient_bytes.copy(), frozenset(self._changed)
-        return Mark(len(self._journal), *copies)
+        return Mark(len(self._journal), len(self._touched), *copies)
 
     def undo(self, mark: Mark) -> None:
         """Undo every entry since a mark."""
@@ -233,6 +239,9 @@ class UndoLog:
         while len(journal) > mark.entries:
             undo_entry, entry = journal.pop()
             undo_entry(*entry)
+        for position, buffer in self._touched[mark.touched :]:
+            self._stale.setdefault(position, set()).add(buffer)
+        del self._touched[mark.touched :]
         self._live_bytes[:] = mark.live_bytes
         self._spans[:] = mark.spans
         self._transient_bytes = mark.transient_bytes.copy()
@@ -277,12 +286,14 @@ class UndoLog:
             if key not in self._recomputed:
                 self._recomputed[key] = set()
                 self._recomputed_regions.setdefault(position, set()).add(region)
+                self._recomputed_before.setdefault(region, set()).add(position)
             self._recomputed[key].add(buffer)
         else:
             self._recomputed[key].remove(buffer)
             if not self._recomputed[key]:
                 del self._recomputed[key]
                 self._recomputed_regions[position].remove(region)
+                self._recomputed_before[region].remove(position)
 
     def _split_live_range(self, sign: int, buffer: int, number: int, whole: _Span, parts: tuple[_Span, _Span]) -> None:
         """Count that one live range becomes two, or, with sign -1, that two become one.
@@ -298,9 +309,9 @@ class UndoLog:
             live_bytes[whole[0] : whole[1]] -= size_bytes
             live_bytes[start:stop] += size_bytes
             live_bytes[recompute_at:end] += size_bytes
-        self._changed.add(recompute_at)
+        self._touch(recompute_at, buffer)
         if number:
-            self._changed.add(start)
+            self._touch(start, buffer)
 
     def _enter_read(self, added: bool, buffer: int, position: int) -> None:
         if buffer not in self._is_movable:
@@ -323,7 +334,7 @@ class UndoLog:
             elif after < before:
                 self._live_bytes[after:before] -= self.size_bytes[buffer]
             if number and after != before:
-                self._changed.add(start)
+                self._touch(start, buffer)
         self._chains.clear()
         self._journal.append((self._undo_read, (added, reads, position)))
 
@@ -355,7 +366,8 @@ class UndoLog:
         self._list_workspace_cut(added, region, cut)
         self._live_bytes[region] -= cut.freed_bytes if added else -cut.freed_bytes
         self._changed.add(region)
-        self._changed.update(position for position, regions in self._recomputed_regions.items() if region in regions)
+        for position in self._recomputed_before.get(region, ()):
+            self._touch(position, self.regions[region].writes[0])
         self._chains.clear()
         self._journal.append((self._list_workspace_cut, (not added, region, cut)))
 
@@ -386,7 +398,13 @@ class UndoLog:
         start, stop = self._live_range(buffer, number)
         self._live_bytes[start:stop] += sign * self.size_bytes[buffer]
         if number:
-            self._changed.add(start)
+            self._touch(start, buffer)
+
+    def _touch(self, position: int, buffer: int) -> None:
+        """Record that a value may be recomputed before a region, or freed after it, otherwise than so far."""
+        self._changed.add(position)
+        self._touched.append((position, buffer))
+        self._stale.setdefault(position, set()).add(buffer)
 
     def _live_range(self, buffer: int, number: int) -> tuple[int, int]:
         """Return the regions [start, stop) of one live range of a value; ranges are numbered from 0."""
@@ -409,12 +427,19 @@ class UndoLog:
         self._changed.remove(position)
 
     def _transient_at(self, position: int) -> int:
+        stale = self._stale.pop(position, ())
         regions = self._recomputed_regions.get(position)
         if not regions:
+            self._transients.pop(position, None)
             return 0
-        values = [buffer for region in regions for buffer in self._recomputed[region, position]]
-        staying = {b for b in values if self._live_range(b, bisect_right(self.starts[b], position))[1] > position}
-        return transient_bytes(self._sized, sorted(regions), position, staying)
+        transient = self._transients.get(position)
+        if transient is None:
+            transient = self._transients[position] = TransientPeak(self._sized, position)
+            stale = {buffer for region in regions for buffer in self._recomputed[region, position]}
+        recomputed = (b for b in stale if b in self._recomputed.get((self.defined_at[b], position), ()))
+        staying = {b for b in recomputed if self._live_range(b, bisect_right(self.starts[b], position))[1] > position}
+        transient.update(regions, stale, staying)
+        return transient.bytes
 
 
 def _scratch_bytes(draft: Draft, region: Region) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbc.optimize.remat.draft_state import RematState
-from mbc.optimize.remat.transient_peak import SizedRegions, transient_bytes
+from mbc.optimize.remat.transient_peak import SizedRegions, TransientPeak
 from mbc.optimize.remat.undo_log import WorkspaceCut
 from mbc.optimize.schedule.regions import Region
 from tests.optimize.remat.test_segment_remat import chooser
@@ -107,15 +107,52 @@ def region(reads: tuple[int, ...], writes: tuple[int, ...]) -> Region:
     return Region(0, 1, reads, writes, 1.0, True)
 
 
+def transient_bytes(
+    regions: tuple[Region, ...],
+    sizes: tuple[int, ...],
+    scratch: tuple[int, ...],
+    recomputed: set[int],
+    staying: set[int],
+) -> int:
+    """Return the transient bytes before the last region."""
+    before = len(regions) - 1
+    peak = TransientPeak(sized(regions, sizes, scratch), before)
+    peak.update(recomputed, {b for i in recomputed for b in regions[i].writes}, staying)
+    return peak.bytes
+
+
+def sized(regions: tuple[Region, ...], sizes: tuple[int, ...], scratch: tuple[int, ...]) -> SizedRegions:
+    defined_at = {b: i for i, region in enumerate(regions) for b in region.writes}
+    readers = {b: tuple(i for i, region in enumerate(regions) if b in region.reads) for b in defined_at}
+    return SizedRegions(regions, defined_at, readers, sizes, scratch)
+
+
 def test_values_between_repetitions_are_counted() -> None:
     """Values 0, 1 and 2 are recomputed in turn for the last run, which reads value 2 and writes value 3."""
     regions = (region((), (0,)), region((0,), (1,)), region((1,), (2,)), region((2,), (3,)))
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)
     # While value 1 is computed, value 0 is live; values 2 and 3 are not yet.
-    assert transient_bytes(SizedRegions(regions, sizes, nothing), (0, 1, 2), 3, {2}) == 100 + 40 - 10 - 5
+    assert transient_bytes(regions, sizes, nothing, {0, 1, 2}, {2}) == 100 + 40 - 10 - 5
     # Values that stay are counted anyway.
-    assert transient_bytes(SizedRegions(regions, sizes, nothing), (0, 1, 2), 3, {0, 1, 2}) == 0
+    assert transient_bytes(regions, sizes, nothing, {0, 1, 2}, {0, 1, 2}) == 0
     # A repetition has its workspace, and the run has its own.
-    assert transient_bytes(SizedRegions(regions, sizes, (30, 0, 0, 0)), (0,), 3, {0}) == 30 - 5
-    assert transient_bytes(SizedRegions(regions, sizes, (30, 0, 0, 20)), (0,), 3, {0}) == 30 - 20 - 5
+    assert transient_bytes(regions, sizes, (30, 0, 0, 0), {0}, {0}) == 30 - 5
+    assert transient_bytes(regions, sizes, (30, 0, 0, 20), {0}, {0}) == 30 - 20 - 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_changed_transient_peak_is_as_if_computed_anew(seed: int) -> None:
+    draw = random.Random(seed)
+    count = draw.randrange(3, 12)
+    regions = tuple(region(tuple(sorted(draw.sample(range(i), min(i, draw.randrange(4))))), (i,)) for i in range(count))
+    sizes, scratch = (tuple(draw.randrange(100) for _ in range(count)) for _ in range(2))
+    peak = TransientPeak(sized(regions, sizes, scratch), count - 1)
+    recomputed: set[int] = set()
+    staying: set[int] = set()
+    for _ in range(40):
+        changed = set(draw.sample(range(count - 1), draw.randrange(1, 3)))
+        recomputed ^= set(draw.sample(sorted(changed), 1))
+        staying = (staying - changed | {b for b in changed if draw.random() < 0.5}) & recomputed
+        peak.update(recomputed, changed, staying)
+        assert peak.bytes == transient_bytes(regions, sizes, scratch, recomputed, staying)
