@@ -994,6 +994,11 @@ CONVOLUTIONS = (
     (1, 4, (5, 6, 10), 64, (3, 3, 3), (2, 2, 2), (1, 0, 0, 1, 1, 1), (1, 1, 1), 1),
     (1, 2, (4, 4, 9), 16, (1, 3, 3), (1, 1, 1), (0, 0, 1, 1, 1, 1), (1, 1, 1), 1),
     (1, 3, (1, 3, 4), 32, (5, 2, 3), (1, 1, 1), (2, 2, 1, 0, 1, 1), (1, 1, 1), 1),
+    # Volumes of few channels that sweep planes: every number of channels; tiles whose borders lie inside, several of
+    # them in both directions; planes that only padding completes; blocks of filters; uneven padding and none.
+    (2, 2, (6, 18, 33), 16, (3, 3, 3), (1, 1, 1), (1, 1, 1, 1, 1, 1), (1, 1, 1), 1),
+    (1, 3, (1, 4, 35), 48, (3, 3, 3), (1, 1, 1), (2, 2, 1, 0, 0, 0), (1, 1, 1), 1),
+    (2, 4, (4, 5, 7), 64, (3, 3, 3), (1, 1, 1), (0, 1, 2, 1, 0, 2), (1, 1, 1), 1),
 )
 
 

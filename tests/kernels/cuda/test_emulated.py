@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from mbc.kernels.cuda.conv import (
     plane_sweep_conv,
     stem_conv,
     stem_im2col,
+    stem_volume,
     tf32_filter_gradient,
     weight_stationary_conv,
 )
@@ -133,24 +135,26 @@ def test_statistics_of_a_convolutions_result(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """`blocks`: one block for all tiles of its filters, few, or as many as tiles, so that a warpgroup has no tile."""
-    for module in (weight_stationary_conv, conv1x1, stem_im2col, plane_sweep_conv):
+    for module in (weight_stationary_conv, conv1x1, stem_im2col, plane_sweep_conv, stem_volume):
         monkeypatch.setattr(module, "REDUCTION_BLOCKS", blocks)
     monkeypatch.setattr(mma_gemm, "MOST_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
 
 
-@pytest.mark.parametrize("kernel", weight_stationary_conv.KERNELS[:2], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [*weight_stationary_conv.KERNELS[:2], stem_volume.KERNELS[0]], ids=lambda kernel: kernel.name
+)
 def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKernel, library: Library):
-    """Elements outside the image, and those left of an earlier patch, must be zero."""
+    """Elements outside the image, those left of an earlier patch, and the neighbours of a window must be zero."""
     takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.BF16)))
     case = max(takes, key=lambda c: c.request(Precision.BF16).inputs[0].elements)
     trial = Trial(library, case, Precision.BF16)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
-    trial.inputs[0][:, :, -1, -1] = math.inf
+    trial.inputs[0][..., -1, -1] = math.inf
     (output,) = trial.run(candidate, Variant("plain"))
     result = from_bytes(output, trial.request.outputs[0], Layout.CHANNELS_LAST)
-    assert not np.isfinite(result[:, :, -2:, -2:]).all()
-    result[:, :, -2:, -2:] = trial.wanted[0][:, :, -2:, -2:]
+    assert not np.isfinite(result[..., -2:, -2:]).all()
+    result[..., -2:, -2:] = trial.wanted[0][..., -2:, -2:]
     assert relative_error(result, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
 
 
@@ -245,7 +249,7 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
 
 SWEPT = [
     pytest.param(case, kernel, id=case.name, marks=[pytest.mark.exhaustive] * (case.kind == FILTER_PASS.kind))
-    for kernel in plane_sweep_conv.KERNELS
+    for kernel in (*plane_sweep_conv.KERNELS, *stem_volume.KERNELS)
     for case in CASES
     if case.kind == kernel.kind and kernel.takes(case.request(Precision.BF16)) and len(case.operands[0].shape) == 5
 ]
@@ -260,12 +264,18 @@ def test_volumes_that_sweep_planes(case: Case, kernel: OwnKernel, library: Libra
         assert error <= TOLERANCES[trial.request.outputs[0].dtype], variant.name
 
 
-def test_a_block_goes_on_with_the_next_planes(library: Library, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("module", "number", "columns"), [(plane_sweep_conv, 2, 8), (stem_volume, 1, 32)], ids=["channels", "stem"]
+)
+def test_a_block_goes_on_with_the_next_planes(
+    module: ModuleType, number: int, columns: int, library: Library, monkeypatch: pytest.MonkeyPatch
+):
     """One block adds up the filter gradient of several tiles, whose planes share the stages of one pipeline."""
-    monkeypatch.setattr(plane_sweep_conv, "REDUCTION_BLOCKS", 1)
-    kernel = plane_sweep_conv.KERNELS[2]
+    monkeypatch.setattr(module, "REDUCTION_BLOCKS", 1)
+    monkeypatch.setattr(stem_volume, "BLOCKS", 1)
+    kernel = module.KERNELS[number]
     takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.BF16)))
-    case = min((c for c in takes if c.operands[0].shape[4:] > (8,)), key=elements)
+    case = min((c for c in takes if c.operands[0].shape[4:] > (columns,)), key=elements)
     trial = Trial(library, case, Precision.BF16)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
     assert candidate.workspace_bytes == trial.request.outputs[0].size_bytes
@@ -273,21 +283,27 @@ def test_a_block_goes_on_with_the_next_planes(library: Library, monkeypatch: pyt
     assert error <= TOLERANCES[DType.FP32]
 
 
+@pytest.mark.parametrize(
+    ("module", "channels"),
+    [(plane_sweep_conv, 32), (stem_volume, 1), (stem_volume, 4)],
+    ids=["channels-32", "stem-1", "stem-4"],
+)
 def test_statistics_of_a_sample_far_from_zero_do_not_depend_on_other_samples(
-    library: Library, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, channels: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """The planes of a tile are divided as for one sample, whose mean is 100 times its standard deviation."""
-    monkeypatch.setattr(plane_sweep_conv, "REDUCTION_BLOCKS", 6)
+    monkeypatch.setattr(module, "REDUCTION_BLOCKS", 6)
     a = Convolution((5, 18, 11), (3, 3, 3))
     group = grouped(a, "instance_statistics")
+    deviation = math.sqrt(channels / 32) / 8  # the fewer products are added, the nearer to one they must be
 
     def near_one(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-        return 1 + rng.standard_normal(shape) / 8
+        return 1 + rng.standard_normal(shape) * deviation
 
     results: list[list[bytes]] = []
     inputs: list[np.ndarray] = []
     for rows in (3, 1):
-        operands = (w(rows, 32, *a.size, make=near_one), w(64, 32, *a.kernel, make=near_one))
+        operands = (w(rows, channels, *a.size, make=near_one), w(64, channels, *a.kernel, make=near_one))
         trial = Trial(library, Case("far", group.kind, group.attributes, operands), Precision.BF16)
         inputs = inputs or trial.inputs
         trial.inputs = [inputs[0][:rows], inputs[1]]
@@ -450,6 +466,7 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
         *((k, "filters", 5, "too many filters") for k in conv1x1_narrow_norm.KERNELS),
         *((k, "channels", 192, "neither 64 nor 128 channels") for k in weight_stationary_conv.KERNELS),
         *((k, "channels", 96, "neither 32 nor 48 nor 64 channels") for k in plane_sweep_conv.KERNELS[:2]),
+        *((k, "channels", 5, "neither one nor two nor three nor four channels") for k in stem_volume.KERNELS),
         *((k, "block_filters", 96, "neither 32 nor 48 nor 64 filters") for k in plane_sweep_conv.KERNELS[:2]),
         *(
             (k, "pitch", halo.MOST_HALO_PIXELS, "larger than shared")

@@ -19,6 +19,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN, function_of, programs_of, symbol_of
 from mbc.kernels.cuda.base import THREADS, always, layout_of, planar
+from mbc.kernels.cuda.conv import stem_volume
 from mbc.kernels.cuda.generated import lowering
 from mbc.kernels.cuda.norm.batch_norm import parts
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
@@ -339,6 +340,25 @@ def test_which_convolutions_sweep_planes(kind: str):
         Convolution((14,), (3,), pad=(1, 1)),
     ):
         assert name not in _offered(other, 32, 32, kind), other
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_filter"))
+def test_which_stems_of_volumes_sweep_planes(kind: str):
+    name, a = f"stem_volume{kind}", Convolution((14, 15, 16), (3, 3, 3), pad=(1,) * 6)
+    for channels, filters in ((1, 32), (2, 16), (3, 48), (4, 64)):
+        assert name in _offered(a, channels, filters, kind)
+    assert stem_volume.SHARED_BYTES <= 99 << 10  # of a block on GPUs of compute capability 8.6
+    assert name in _offered(a, 1, 32, kind, Precision.FP16)
+    assert name not in _offered(a, 1, 32, kind, Precision.FP32)
+    for channels, filters in ((5, 32), (1, 80), (1, 24)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        replace(a, stride=(1, 1, 2)),
+        replace(a, pad=(3, 0, 1, 1, 1, 1)),
+        replace(a, kernel=(1, 3, 3), pad=(0, 0, 1, 1, 1, 1)),
+        Convolution((14, 15), (3, 3), pad=(1, 1, 1, 1)),
+    ):
+        assert name not in _offered(other, 1, 32, kind), other
 
 
 def test_filter_gradients_that_sweep_planes_have_few_blocks_of_channels():

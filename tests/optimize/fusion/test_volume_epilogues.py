@@ -22,6 +22,8 @@ NEW = frozenset({
     "plane_sweep_conv_instance_norm_leaky_relu_sums",
     "conv_transpose_bias_add_concat_volume",
     "plane_sweep_conv_halves",
+    "stem_volume_instance_statistics",
+    "stem_volume_backward_filter",
 })  # fmt: skip
 SOURCE = """
 block same(stride) on x {
@@ -70,6 +72,7 @@ def test_they_are_used_where_they_were_measured_to_be_fast():
     assert used.count("plane_sweep_conv_instance_norm_leaky_relu_sums") == 2
     assert used.count("conv_transpose_bias_add_concat_volume") == 1
     assert used.count("plane_sweep_conv_halves") == 1
+    assert used.count("stem_volume_instance_statistics") == used.count("stem_volume_backward_filter") == 1
     assert sorted(kernel for kernel in used if "narrow" in kernel) == sorted(
         kernel for kernel in NEW if "narrow" in kernel
     )

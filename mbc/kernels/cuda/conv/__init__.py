@@ -21,6 +21,7 @@
 * `statistics_epilogue`: convolutions with batch statistics in the epilogue
 * `stem_conv`: stem convolutions, which read images with at most seven channels
 * `stem_im2col`: stem convolutions on Hopper's tensor cores, with windows copied to shared memory (im2col)
+* `stem_volume`: 16-bit stem convolutions of volumes that sweep planes
 * `tf32_filter_gradient`: filter gradients of 3x3 convolutions in tf32
 * `weight_stationary_conv`: 16-bit convolutions of 64 or 128 channels with the filter in shared memory
 """
