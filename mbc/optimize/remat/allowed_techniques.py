@@ -24,6 +24,7 @@ class AllowedTechniques:
         peer_bytes: Memory of another GPU that offloads may use.
         slow_first: Whether a copy uses the slower link where both links hide it.
         convert_back: Whether values that are needed in two layouts are kept in one of them.
+        stall: Whether kernels may wait for an offloaded value.
     """
 
     recompute: bool
@@ -36,6 +37,7 @@ class AllowedTechniques:
     peer_bytes: int = 0
     slow_first: bool = False
     convert_back: bool = False
+    stall: bool = True
 
     @property
     def room_bytes(self) -> Mapping[Space, int]:

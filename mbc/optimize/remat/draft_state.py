@@ -341,7 +341,7 @@ class RematState:
 
     def _copies_us(self, buffer: int) -> float:
         """Return the time of an offload's copies, both ways, by the fastest idle link with enough memory behind it."""
-        if self.techniques.offload <= 0 or buffer in self.ledger.offloads:
+        if self.techniques.offload <= 0 or not self.techniques.stall or buffer in self.ledger.offloads:
             return math.inf
         space = self.offloader.fastest(buffer)
         return math.inf if space is None else self.offloader.round_trip_us(buffer, space)

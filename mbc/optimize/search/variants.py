@@ -254,7 +254,11 @@ def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
 
 
 def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, defer_reads: bool) -> list[_Variant]:
-    """Return the step fitted under several limits of workspace; under the best of them, also with less offloaded."""
+    """Return the step fitted under several limits of workspace.
+
+    Under the best of them, less is offloaded as well. Where kernels wait for copies, only recomputation frees what
+    copies cannot free in time.
+    """
     available_bytes = problem.available_bytes
     seen: set[tuple[float, ...]] = set()
     variants: list[_Variant] = []
@@ -294,11 +298,14 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
     ]:
         if variant.residency.least_bytes > available_bytes or (math.isinf(best_us) and problem.exhausted):
             continue
-        offloaded_share = variant.residency.offloaded_share
-        for part in effort.OFFLOAD_SHARES:
-            # A share above what the link can copy changes nothing.
-            if part < min(offloaded_share, techniques.offload) and left > 0:
-                here = replace(variant.step, techniques=replace(techniques, offload=part))
+        # A share above what the link can copy changes nothing.
+        most = min(variant.residency.offloaded_share, techniques.offload)
+        trials = [replace(techniques, offload=part) for part in effort.OFFLOAD_SHARES if part < most]
+        if variant.residency.stalling:
+            trials.append(replace(techniques, stall=False))
+        for trial in trials:
+            if left > 0:
+                here = replace(variant.step, techniques=trial)
                 variants.append(here.quickly_searched(best_us))
                 left -= len(here.choices.operations)
     return variants

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from mbc.optimize.selection.select import choose
 from mbc.profile.model import calibrated
 from tests.graphs import training_graph
 from tests.optimize.planned import ONE_BY_ONE
-from tests.optimize.remat.test_greedy import BOTH, RECOMPUTE, cost
+from tests.optimize.remat.test_greedy import BOTH, OFFLOAD, RECOMPUTE, cost
 
 SEEDS = range(4)
 WORK = 20_000
@@ -113,6 +114,17 @@ def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest
         assert sum(offloaded_bytes(seed, result)) <= techniques.host_bytes
         offloaded_share += len(result.decisions.offloads)
     assert offloaded_share, "nothing was sent: the test shows nothing"
+
+
+def test_no_kernel_waits_for_a_copy_where_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)
+    for seed in SEEDS:
+        waiting, available_bytes = residency(seed, OFFLOAD, WORK)
+        assert waiting.stalling and waiting.live_bytes <= available_bytes
+        alone = residency(seed, replace(OFFLOAD, stall=False), WORK)[0]
+        assert alone.decisions.offloads and not alone.stalling
+        both = residency(seed, replace(BOTH, stall=False), WORK)[0]
+        assert both.live_bytes <= available_bytes and not both.stalling
 
 
 def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
