@@ -7,7 +7,7 @@ that overlap exclude one another, and those that save most are selected first.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mbc.ir.graph import Operation, TrainingGraph
@@ -296,41 +296,83 @@ def _fused(
         if saved_us > 0:
             spared_us = group.spares_bytes / (table.device.copy_gb_s * 1e3)
             saving.append((-saved_us - spared_us, number, group))
-    taken: list[Group] = []
-    replaced: set[str] = set()
-    read: set[str] = set()
-    unstored: set[str] = set()
+    selected = _Selected({name: position for position, name in enumerate(by_name)})
     for _, _, group in sorted(saving, key=lambda entry: entry[:2]):
-        reads = group.reads
-        if replaced.isdisjoint(group.replaces) and unstored.isdisjoint(reads) and read.isdisjoint(group.unstored):
-            taken.append(group)
-            replaced |= group.replaces
-            read |= reads
-            unstored |= group.unstored
+        if not selected.excluding(group):
+            selected.add(group)
     readers = {value: {""} for value in kept(table.graph, program)}  # "" reads what is needed after the end
     for operation in program:
         for value in operation.inputs:
             readers.setdefault(value, set()).add(operation.name)
     for group in groups_:
         # No other operation may read a value that the group does not store.
-        if group.late and all(readers.get(v, set()) - group.replaces <= replaced for v in group.unstored):
-            taken = _with_late(table, program, taken, group, constraints)
-            replaced.update(*(other.replaces for other in taken[-1:]))
-    return _rewritten(program, taken)
+        if group.late and all(
+            readers.get(v, set()) - group.replaces <= selected.replacing.keys() for v in group.unstored
+        ):
+            _select_late(table, by_name, selected, group, constraints)
+    return _rewritten(program, selected.groups.values())
 
 
-def _with_late(
-    table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, constraints: _Constraints
-) -> list[Group]:
-    """Return `taken` with `group` in the place of the groups that it contains, if that is possible and faster."""
-    others = [other for other in taken if not other.replaces <= group.replaces]
-    inside = [other for other in taken if other.replaces <= group.replaces]
-    if any(map(group.excludes, others)):
-        return taken
-    covered = frozenset(name for other in inside for name in other.replaces)
-    alone = [operation for operation in program if operation.name in group.replaces - covered]
-    before = [*alone, *(launch for other in inside for launch in other.launches)]
-    return [*others, group] if _gained_us(table, before, group, constraints) > 0 else taken
+@dataclass
+class _Selected:
+    """The groups that are selected so far, and where they exclude other groups.
+
+    Attributes:
+        positions: The position of each operation in the program.
+        groups: The groups by number, in the order of their selection.
+        replacing: For each operation that a group replaces, the group.
+        reading: For each value that launches of groups read, the groups.
+        unstoring: For each value that groups do not store, the groups.
+    """
+
+    positions: Mapping[str, int]
+    groups: dict[int, Group] = field(default_factory=dict[int, Group])
+    replacing: dict[str, int] = field(default_factory=dict[str, int])
+    reading: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+    unstoring: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
+
+    def excluding(self, group: Group) -> set[int]:
+        """Return the selected groups that exclude a group (`Group.excludes`)."""
+        numbers = {self.replacing[name] for name in group.replaces if name in self.replacing}
+        numbers.update(*(self.reading.get(value, ()) for value in group.unstored))
+        return numbers.union(*(self.unstoring.get(value, ()) for value in group.reads))
+
+    def add(self, group: Group) -> None:
+        number = next(reversed(self.groups), -1) + 1
+        self.groups[number] = group
+        self.replacing |= dict.fromkeys(group.replaces, number)
+        for values, numbers in ((group.reads, self.reading), (group.unstored, self.unstoring)):
+            for value in values:
+                numbers.setdefault(value, set()).add(number)
+
+    def remove(self, number: int) -> None:
+        group = self.groups.pop(number)
+        for name in group.replaces:
+            del self.replacing[name]
+        for values, numbers in ((group.reads, self.reading), (group.unstored, self.unstoring)):
+            for value in values:
+                numbers[value].remove(number)
+
+
+def _select_late(
+    table: CandidateTable,
+    by_name: Mapping[str, Operation],
+    selected: _Selected,
+    group: Group,
+    constraints: _Constraints,
+) -> None:
+    """Select a late group in the place of the groups that it contains, if that is possible and faster."""
+    excluding = selected.excluding(group)
+    inside = sorted(number for number in excluding if selected.groups[number].replaces <= group.replaces)
+    if len(inside) < len(excluding):
+        return
+    covered = {name for number in inside for name in selected.groups[number].replaces}
+    before = [by_name[name] for name in sorted(group.replaces - covered, key=selected.positions.__getitem__)]
+    before += [launch for number in inside for launch in selected.groups[number].launches]
+    if _gained_us(table, before, group, constraints) > 0:
+        for number in inside:
+            selected.remove(number)
+        selected.add(group)
 
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], constraints: _Constraints) -> float:

@@ -70,10 +70,8 @@ class _Sweep:
     def _coalesced(self, streams: Sequence[Stream]) -> list[tuple[int, int]]:
         waits: list[tuple[int, int]] = []
         latest_us = self._latest_us(streams)
-        needed: dict[int, int] = {}  # by copy: the first kernel that waits for it
-        for kernel, copies in sorted(self._before.items()):
-            for copy in copies:
-                needed.setdefault(copy, kernel)
+        needed = {copy for copies in self._before.values() for copy in copies}  # no kernel waits for these copies yet
+        awaited = {stream: deque(sorted(c for c in needed if streams[c] is stream)) for stream in COPY_STREAMS}
         waiting = sorted(self._after, key=lambda copy: (-self._after[copy], copy))
         for stream in COPY_STREAMS:
             self._unsettled[stream] = deque(i for i, other in enumerate(streams) if other is stream)
@@ -92,12 +90,19 @@ class _Sweep:
             open_.clear()
             self._settle(settled)
             start_us = self.times.starts_us[kernel] - effort.WAIT_SLACK_US
-            for stream in COPY_STREAMS:
-                over = [c for c in needed if streams[c] is stream and c < kernel]
-                over = [c for c in over if needed[c] == kernel or self._ends_us.get(c, math.inf) <= start_us]
-                if over:
-                    waits.append((max(over), kernel))
-                    needed = {c: k for c, k in needed.items() if streams[c] is not stream or c > max(over)}
+            due = [copy for copy in self._before.get(kernel, ()) if copy in needed]
+            for stream, copies in awaited.items():
+                least = max([copy for copy in due if streams[copy] is stream], default=-1)
+                over = -1  # copies of a stream end in order
+                while (
+                    copies
+                    and copies[0] < kernel
+                    and (copies[0] <= least or self._ends_us.get(copies[0], math.inf) <= start_us)
+                ):
+                    over = copies.popleft()
+                    needed.remove(over)
+                if over >= 0:
+                    waits.append((over, kernel))
         return waits
 
     def _settle(self, settled: Mapping[int, int]) -> None:
