@@ -246,7 +246,8 @@ def _plans_or_accepted_budget(asked: _Asked, options: Options, stages: Stages) -
         return _plans(asked, options, stages)
     except BudgetError as refusal:
         # Bytes that `rank_gpus` name are not the source's, and a lower bound is not the size of a plan.
-        if refusal.needed_bytes <= refusal.floor_bytes or any(gpu.memory_bytes for gpu in options.rank_gpus):
+        is_certain = refusal.is_certain and len(asked.gpus) == 1
+        if is_certain or not refusal.is_planned or any(gpu.memory_bytes for gpu in options.rank_gpus):
             raise
         refused, budget_bytes = refusal, parse_size(show_enough(refusal.needed_bytes))
     while True:

@@ -38,12 +38,18 @@ class BudgetError(MbcError):
 
     `needed_bytes` is the size of the smallest plan that was found, with overhead, or the lower bound of all plans if
     none was tried. No plan needs less than `floor_bytes`. `at_any_batch`: the memory that is reserved for the GPU's
-    context and libraries alone does not fit.
+    context and libraries alone does not fit. `is_certain`: `needed_bytes` and more are never refused.
     """
 
     needed_bytes: int = 0
     floor_bytes: int = 0
     at_any_batch: bool = False
+    is_certain: bool = False
+
+    @property
+    def is_planned(self) -> bool:
+        """True if a plan of `needed_bytes` was found; otherwise they are a lower bound."""
+        return self.needed_bytes > self.floor_bytes
 
 
 @dataclass

@@ -152,11 +152,20 @@ class BudgetCurve:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Plans by their batch or their budget, each of which is planned once. `tell` receives each new probe."""
+    """Plans by their batch or their budget, each of which is planned once.
+
+    Attributes:
+        plan_at: Plans with a batch or a budget.
+        probes: The probes so far.
+        tell: Receives each new probe.
+        of_budgets: Whether the probes differ in their budget only. Then no refusal names a larger plan than the
+            smallest of all probes.
+    """
 
     plan_at: PlanAt
     probes: dict[int, Probe]
     tell: Tell = _ignore
+    of_budgets: bool = False
 
     def probe(self, at: int, refusal: MbcError | None = None) -> Probe:
         """Return the probe at a batch or a budget; with a `refusal`, that is its reason and nothing is planned.
@@ -170,9 +179,18 @@ class Search:
             except MbcError as error:
                 if not _is_of_search(error):
                     raise
-                self.probes[at] = Probe(at, None, error)
+                self.probes[at] = Probe(at, None, self._with_smallest(error) if self.of_budgets else error)
             self.tell(self.probes[at])
         return self.probes[at]
+
+    def _with_smallest(self, error: MbcError) -> MbcError:
+        refusals = (probe.refusal for probe in self.probes.values())
+        sizes = [one.needed_bytes for one in refusals if isinstance(one, BudgetError) and one.is_planned]
+        least_bytes = min(sizes + [f.needed_bytes for f in self.planned], default=UNLIMITED_BYTES)
+        if not isinstance(error, BudgetError) or not error.floor_bytes < least_bytes < error.needed_bytes:
+            return error
+        message = f"the smallest plan found takes {show_size(least_bytes)}"
+        return replace(error, message=message, needed_bytes=least_bytes)
 
     @property
     def planned(self) -> list[Figures]:
@@ -269,7 +287,7 @@ def _predict(search: Search, fitting: int, refused: int) -> int | None:
     """
     here, refusal = search.probe(fitting).figures, search.probe(refused).refusal
     assert here is not None
-    if not isinstance(refusal, BudgetError) or refusal.needed_bytes <= max(here.budget_bytes, refusal.floor_bytes):
+    if not isinstance(refusal, BudgetError) or not refusal.is_planned or refusal.needed_bytes <= here.budget_bytes:
         return None
     end = (refused, refusal.needed_bytes)
     starts = (fitting, here.needed_bytes), (0, here.needed_bytes - here.arena_bytes)
@@ -312,7 +330,7 @@ def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCu
     refusal, such as too little host memory, the next budget is planned. Ctrl-C ends the curve with its results so far,
     if the plan without a limit is among them.
     """
-    search = Search(plan_at, {}, tell)
+    search = Search(plan_at, {}, tell, of_budgets=True)
     unlimited = figures(plan_at(UNLIMITED_BYTES))
     least, most = unlimited.floor_bytes, unlimited.needed_bytes
     finished, refusal = True, None
@@ -372,8 +390,8 @@ def nothing_fits(probe: Probe, batch: int) -> MbcError:
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
         return refusal
-    enough = f"to at least {show_enough(refusal.floor_bytes)}: most plans take more"
-    if refusal.needed_bytes > refusal.floor_bytes:
+    enough = f"above {show_enough(refusal.floor_bytes)}, a lower bound: most plans take more"
+    if refusal.is_planned:
         enough = (
             f"to {show_enough(refusal.needed_bytes)}, which the smallest plan that was found needs; the lower bound "
             f"of all plans is {show_size(refusal.floor_bytes)}"

@@ -10,7 +10,7 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import BudgetError, MbcError
-from mbc.fit import LEAST_STEP, Batches, budget_curve, largest_batch, own_batch, with_batch, with_budget
+from mbc.fit import LEAST_STEP, Batches, Search, budget_curve, largest_batch, own_batch, with_batch, with_budget
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.options import UNLIMITED_BYTES, Options, Overrides
@@ -242,6 +242,20 @@ def test_budgets_from_the_floor_to_no_limit():
     assert [p.figures is not None for p in curve.probes] == [False] * 4 + [True]
     text = budgets_text(curve)
     assert len(planner.asked) == 3 and "without a limit: " in text and text.count("MBC204") == 4 and "0.00 %" in text
+
+
+def test_no_refusal_of_a_budget_names_more_than_a_plan_takes():
+    def plan_at(budget_bytes):
+        if budget_bytes < 2 * least_bytes:  # as if the search missed its smallest plan
+            raise BudgetError("MBC204", "too much", "", needed_bytes=3 * least_bytes, floor_bytes=1)
+        return planner.plan(50, budget_bytes)
+
+    planner, least_bytes = Planner(0, batch=50), OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 50
+    for of_budgets, named_bytes in ((True, least_bytes), (False, 3 * least_bytes)):
+        search = Search(plan_at, {}, of_budgets=of_budgets)
+        assert search.probe(2 * least_bytes).figures.needed_bytes == least_bytes
+        refused = search.probe(least_bytes)
+        assert refused.refusal.needed_bytes == named_bytes and show_size(named_bytes) in reason(refused)
 
 
 def test_a_budget_below_one_without_host_memory_is_planned():

@@ -35,8 +35,30 @@ def test_a_recommended_budget_has_a_plan(name: str) -> None:
     budget_bytes = free.predictions.overhead_bytes + free.bounds.floor_bytes
     with pytest.raises(BudgetError, match="MBC204") as caught:
         compile_plan(source, within(options, budget_bytes))
-    assert typed_bytes(caught.value) == caught.value.needed_bytes > budget_bytes
+    assert typed_bytes(caught.value) >= caught.value.needed_bytes > budget_bytes
     try_plan(source, within(options, caught.value.needed_bytes))
+
+
+@pytest.mark.parametrize("name", ["residual", "synchronised"])  # no search within a budget finds a smaller step
+def test_a_smaller_budget_names_no_larger_size(name: str) -> None:
+    source, options = Source("net.mbc", NETWORKS[name]), Options("h200")
+
+    def least_bytes(budget_bytes: int) -> int:
+        """Return the size of the plan within a budget, or the size that the refusal names."""
+        try:
+            predictions = try_plan(source, within(options, budget_bytes)).predictions
+        except BudgetError as refusal:
+            certain.add(refusal.is_certain)
+            return refusal.needed_bytes
+        return predictions.arena_bytes + predictions.overhead_bytes
+
+    certain = set[bool]()
+    free = try_plan(source, options)
+    floor_bytes = free.predictions.overhead_bytes + free.bounds.floor_bytes
+    smallest = least_bytes(floor_bytes)
+    assert certain == {True}
+    assert least_bytes(smallest) <= smallest, "a budget of the recommended size is not refused"
+    assert {least_bytes(floor_bytes + (smallest - floor_bytes) * i // 3) for i in (1, 2)} == {smallest}
 
 
 class Refusing:

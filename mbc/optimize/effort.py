@@ -242,6 +242,8 @@ KEPT_WHOLE_PASSES = 6
 MAX_REFITS = 3
 # Margin on the bytes that launches take (022).
 REFIT_MARGIN = 1.25
+# Sizes for which the smallest step is searched, in shares of the lower bound of its live bytes (100).
+SMALLEST_SHARES = (1.0, 1.08)
 # Least ratio of the fastest steps without and with ReLU bit masks, for masks to be tried within a budget (030).
 RELU_MASKS_GAIN = 1.01
 

@@ -101,11 +101,12 @@ class Limit:
     def explained(self, error: BudgetError, beside_bytes: int) -> MbcError:
         """Return the error of a plan that does not fit, in terms of the limit."""
         needed = show_enough(error.needed_bytes + beside_bytes)
+        wanted = f"at least memory='{needed}'" if error.is_planned else f"more than memory='{needed}', a lower bound"
         return replace(
             error,
             message=f"{show_size(beside_bytes)} of memory={show_size(self.limit_bytes)} are in use or reserved for"
             f" optimizer and loss, and no plan fits into the rest: {error.message}",
-            remedy=f"pass at least memory='{needed}'; reserve= sets what is reserved",
+            remedy=f"pass {wanted}; reserve= sets what is reserved",
         )  # fmt: skip
 
 

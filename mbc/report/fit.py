@@ -97,7 +97,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         lines.append(between if not fit.finished else f"{between}: --search-for 10min tries them")
     elif fit.refused is None:
         lines.append("larger batches were not tried")
-    if any(isinstance(p.refusal, BudgetError) and p.refusal.needed_bytes > p.refusal.floor_bytes for p in fit.probes):
+    if any(isinstance(p.refusal, BudgetError) and p.refusal.is_planned for p in fit.probes):
         lines.append("a smallest plan above the budget does not prove that no plan fits: each batch is a new search")
     if fastest is not largest:
         lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{fastest.images_per_s:,.0f} images/s")
@@ -160,7 +160,7 @@ def reason(probe: Probe) -> str:
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
         return f"{refusal.code}: {refusal.message}"
-    if refusal.needed_bytes > refusal.floor_bytes:
+    if refusal.is_planned:
         return f"{refusal.code}: the smallest plan found takes {show_size(refusal.needed_bytes)}"
     return f"{refusal.code}: the lower bound of all plans is {show_size(refusal.floor_bytes)}"
 

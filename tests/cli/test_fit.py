@@ -86,7 +86,7 @@ def test_refusals(mbc):
 
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1MB")
     assert done.code == 1 and "error MBC194: nothing fits, not even a batch of 1: 'tiny' cannot fit" in done.err
-    assert "help: raise --memory to at least " in done.err
+    assert "help: raise --memory above " in done.err
     assert done.err.count("batch ") == 3, "8, of the network; then 1, since the context alone takes more; and the error"
     Path("rows.mbc").write_text(Path("tiny.mbc").read_text().replace("batch", "rows"))
     done = mbc("fit", "rows.mbc", *H200)

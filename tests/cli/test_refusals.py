@@ -90,7 +90,9 @@ def test_a_budget_below_the_overhead(mbc):
     error = refused(mbc, *H200, "--set", "memory.device=300MiB")
     reserved = f"{show_size(overhead)} are reserved for the GPU's context and libraries, before any tensor"
     assert f"error MBC203: 'tiny' cannot fit 300.0 MiB: {reserved}\n" in error
-    assert f"help: raise memory.device to at least {show_enough(overhead + floor)}: most plans take more" in error
+    assert (
+        f"help: raise memory.device above {show_enough(overhead + floor)}, a lower bound: most plans take more" in error
+    )
     assert "set by" not in error and "tiny.mbc:" not in error, "no operation is to blame"
 
 
@@ -107,7 +109,9 @@ def test_a_budget_below_the_floor(mbc):
     assert f"the lower bound of all plans is {size} ({overhead + floor} B), set by '{set_by}' (" in error
     assert f"): {show_size(floor)} of its operands, its workspace and the states" in error
     assert f"and {show_size(overhead)} reserved for the GPU's context and libraries" in error
-    assert f", or raise memory.device to at least {show_enough(overhead + floor)}: most plans take more" in error
+    assert (
+        f", or raise memory.device above {show_enough(overhead + floor)}, a lower bound: most plans take more" in error
+    )
 
 
 def test_remedies_lower_the_bound_of_a_budget(mbc):

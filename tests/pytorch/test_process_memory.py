@@ -194,7 +194,7 @@ def test_a_plan_gets_what_is_neither_in_use_nor_reserved(gpu: Gpu):
     gpu.beside_bytes = MB
     with pytest.raises(BudgetError, match="in use or reserved for optimizer and loss") as raised:
         planned(normed().double(), memory=2 * MB, reserve=MB)
-    assert f"pass at least memory='{show_enough(2 * MB + raised.value.needed_bytes)}'" in raised.value.remedy
+    assert f"pass more than memory='{show_enough(2 * MB + raised.value.needed_bytes)}'" in raised.value.remedy
     with pytest.raises(MbcError, match="reserve is not a size"):
         planned(normed().double(), reserve="much")
     model = planned(normed().double(), memory="1GB")

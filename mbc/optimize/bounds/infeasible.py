@@ -34,7 +34,7 @@ def cannot_fit(
     """
     graph, floor, operation = table.graph, least.total_bytes, least.operation
     outside_bytes = techniques.outside_bytes
-    remedies = [f"raise memory.device to at least {show_enough(floor + overhead_bytes)}: most plans take more"]
+    remedies = [_above(floor + overhead_bytes)]
     available_bytes = budget_bytes - overhead_bytes
     movable_bytes = _states_bytes(table, of_optimizer=True)
     if available_bytes > 0 and movable_bytes > outside_bytes:
@@ -86,7 +86,7 @@ def cannot_start(table: CandidateTable, least: LeastArena, overhead_bytes: int, 
         f"'{graph.name}' cannot fit {budget}: the lower bound of all plans is {needed}: {show_size(start_bytes)} of "
         f"states and inputs when a step starts, and {show_size(overhead_bytes)} reserved for the GPU's context and "
         "libraries",
-        f"{lower}raise memory.device to at least {show_enough(start_bytes + overhead_bytes)}: most plans take more",
+        lower + _above(start_bytes + overhead_bytes),
         needed_bytes=start_bytes + overhead_bytes,
         floor_bytes=start_bytes + overhead_bytes,
     )
@@ -108,13 +108,12 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
     arena_bytes, overhead_bytes = smallest.predictions.arena_bytes, smallest.predictions.overhead_bytes
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
-    hopeless = is_hopeless(arena_bytes, budget_bytes - overhead_bytes)
-    why = "far below it few kinds of plans are tried" if hopeless else "each budget is searched anew"
     return BudgetError(
         "MBC204",
         f"the smallest plan found for '{smallest.graph.name}' takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or {_RAISE}{show_enough(needed_bytes)}; a smaller budget may work: {why}",
+        f"lower the batch, or {_RAISE}{show_enough(needed_bytes)}; a smaller budget may work: each budget is searched "
+        "anew",
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )
@@ -124,6 +123,10 @@ def recommending(refusal: BudgetError, budget_bytes: int) -> BudgetError:
     """Return error MBC204 with another recommended budget."""
     recommended, accepted = (_RAISE + show_enough(size) for size in (refusal.needed_bytes, budget_bytes))
     return replace(refusal, remedy=refusal.remedy.replace(recommended, accepted), needed_bytes=budget_bytes)
+
+
+def _above(bound_bytes: int) -> str:
+    return f"raise memory.device above {show_enough(bound_bytes)}, a lower bound: most plans take more"
 
 
 def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:

@@ -6,6 +6,7 @@
 * `solution`: the problem, and a solution of it: a step with addresses
 * `fit_budget`: a step within a budget
 * `variants`: variants of a step within the budget, compared and placed
+* `smallest_step`: the smallest step of quick searches, which is the same for all budgets
 * `reclaim_workspace`: workspaces in the gaps between the values of a step whose decisions are final
 * `replace_micro_batches`: other kernels and divisions, all else unchanged
 * `concurrent_stream`: launches that move to a second stream of kernels

@@ -46,13 +46,13 @@ def fit(
 
     @cache
     def before(trial: AllowedTechniques) -> Undecided:
-        return undecided(_posed(problem, trial), trial, UNLIMITED_BYTES)
+        return undecided(posed(problem, trial), trial, UNLIMITED_BYTES)
 
     def nothing_fits() -> bool:
         return not any(map(problem.fits, solutions))
 
     def search(trial: AllowedTechniques) -> Solution | None:
-        solution = _fit(_posed(problem, trial), trial, min(known_us, _least_us(problem, solutions)))
+        solution = _fit(posed(problem, trial), trial, min(known_us, _least_us(problem, solutions)))
         if solution is not None:
             solutions.append(solution)
         return solution
@@ -64,7 +64,7 @@ def fit(
         # Kernels with the least workspace may be of layouts that need other conversions.
         bound_bytes = before(trial).least_bytes
         if bound_bytes > available_bytes:
-            bound_bytes = min(bound_bytes, undecided(_posed(problem, trial), trial, 0).least_bytes)
+            bound_bytes = min(bound_bytes, undecided(posed(problem, trial), trial, 0).least_bytes)
         if bound_bytes > available_bytes:
             bounds[trial] = bound_bytes
             return None
@@ -78,7 +78,7 @@ def fit(
 
     attempted: set[AllowedTechniques] = set()
     whole_bytes, _ = floor_bytes(fusion, techniques.outside_bytes)
-    moved_bytes = _movable_bytes(problem.table, techniques)
+    moved_bytes = movable_bytes(problem.table, techniques)
     if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
         # With the states in the arena few bytes are left.
         attempt(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
@@ -114,7 +114,7 @@ def fit(
     return problem.best(solutions)
 
 
-def _posed(problem: Problem, techniques: AllowedTechniques) -> Problem:
+def posed(problem: Problem, techniques: AllowedTechniques) -> Problem:
     """Return the problem with a launch for every update where optimizer states are offloaded."""
     return problem.with_single_updates if techniques.states_bytes else problem
 
@@ -159,7 +159,7 @@ def _converts_back(problem: Problem, techniques: AllowedTechniques) -> bool:
     return len({len(draft.train.launches) for draft in drafts}) > 1
 
 
-def _movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
+def movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
     """Return the bytes of the optimizer's states that fit outside the arena."""
     sizes = (table.graph.values[state.value] for state in table.graph.states)
     all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)

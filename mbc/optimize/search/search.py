@@ -5,6 +5,7 @@ Where the result exceeds the budget, kernels are selected again within the bytes
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from mbc.errors import BudgetError
@@ -29,6 +30,7 @@ from mbc.optimize.search.fit_budget import fit
 from mbc.optimize.search.limits import Limits as Limits
 from mbc.optimize.search.overhead import reserved_bytes, tables_bytes, usual_bytes
 from mbc.optimize.search.select_relu_masks import masks_of_kept, with_relu_masks
+from mbc.optimize.search.smallest_step import smallest_step
 from mbc.optimize.search.solution import Problem, Solution, best_within, free_bytes
 from mbc.optimize.selection.selector import Selector
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
@@ -59,16 +61,14 @@ def search(table: CandidateTable, limits: Limits) -> Plan:
         error = this.refusal()
         raise error
     solution = this.refined(this.within_budget())
-    overhead_bytes = this.overhead_bytes(solution.draft)
+    if this.needed_bytes(solution) > limits.budget_bytes:
+        smallest = this.smallest(solution)
+        if this.needed_bytes(smallest) > limits.budget_bytes:
+            error = this.not_found(smallest, is_certain=smallest is not solution)
+            raise error
+        solution = this.refined(smallest)
     check_outside(solution.placed, limits.host_bytes, limits.peer_bytes, table.graph.name)
-    needed_bytes = solution.placed.arena_bytes + overhead_bytes
-    if needed_bytes > limits.budget_bytes:
-        # The error recommends this plan's size as a budget, so the plan has to be valid.
-        bounds = replace(this.arena_bounds(solution), fastest_us=solution.selector.unlimited.train_us)
-        smallest = assemble_plan(solution, bounds, overhead_bytes, replace(limits, budget_bytes=needed_bytes))
-        verify_plan(smallest, measured_workspace(table.profile))
-        error = not_found(smallest, this.least.total_bytes + this.usual_bytes, limits.budget_bytes)
-        raise error
+    overhead_bytes = this.overhead_bytes(solution.draft)
     return assemble_plan(solution, this.bounds(solution), overhead_bytes, limits)
 
 
@@ -133,6 +133,33 @@ class Search:
         if self.usual_bytes < budget_bytes and self.least.start_bytes > self.least.operand_bytes:
             return cannot_start(table, self.least, self.usual_bytes, budget_bytes)
         return cannot_fit(table, self.least, self.techniques, self.usual_bytes, budget_bytes)
+
+    def not_found(self, smallest: Solution, is_certain: bool) -> BudgetError:
+        """Return error MBC204, which recommends the size of a step, so that its plan has to be valid.
+
+        `is_certain`: budgets of that size are never refused.
+        """
+        check_outside(smallest.placed, self.limits.host_bytes, self.limits.peer_bytes, smallest.table.graph.name)
+        bounds = replace(self.arena_bounds(smallest), fastest_us=smallest.selector.unlimited.train_us)
+        limits = replace(self.limits, budget_bytes=self.needed_bytes(smallest))
+        plan = assemble_plan(smallest, bounds, self.overhead_bytes(smallest.draft), limits)
+        verify_plan(plan, measured_workspace(smallest.table.profile))
+        error = not_found(plan, self.least.total_bytes + self.usual_bytes, self.limits.budget_bytes)
+        return replace(error, is_certain=is_certain)
+
+    def smallest(self, solution: Solution) -> Solution:
+        """Return the smaller of a step that does not fit and `smallest_step`, which is the same for all budgets.
+
+        A limit on a step's time excludes the latter.
+        """
+        if self.limits.slowest_us < math.inf:
+            return solution
+        smallest = smallest_step(self.unmasked, self.limits, self.techniques, self.buckets)
+        return min((one for one in (solution, smallest) if one is not None), key=self.needed_bytes)
+
+    def needed_bytes(self, solution: Solution) -> int:
+        """Return the smallest budget that a step fits."""
+        return solution.placed.arena_bytes + self.overhead_bytes(solution.draft)
 
     def overhead_bytes(self, draft: Draft) -> int:
         """Return the bytes that the GPU's context and libraries take beside a step."""
@@ -202,7 +229,7 @@ class Search:
     def refined(self, solution: Solution) -> Solution:
         """Return the step in fewer bytes, and with launches on the concurrent stream, where that costs no time."""
         draft, placed = solution.draft, solution.placed
-        if placed.arena_bytes + self.overhead_bytes(draft) > self.limits.budget_bytes:
+        if self.needed_bytes(solution) > self.limits.budget_bytes:
             # The smallest arena of this step fits, or it is the budget that the error recommends.
             placed = min(placed, assign_addresses(draft, lowest=True), key=lambda p: p.arena_bytes)
             solution = replace(solution, placed=placed)

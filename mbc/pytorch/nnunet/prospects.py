@@ -79,10 +79,10 @@ def judge(
     options = replace(question.options, settings=(*kept, *question.options.settings))
     within = with_budget(options, question.budget_bytes)
 
-    def searched(plan_at: PlanAt, what: str) -> Search:
-        return Search(plan_at, {}, lambda probe: tell(f"{name}, {what}", probe))
+    def searched(plan_at: PlanAt, what: str, of_budgets: bool = False) -> Search:
+        return Search(plan_at, {}, lambda probe: tell(f"{name}, {what}", probe), of_budgets)
 
-    budgets = searched(lambda at: plan(with_budget(options, at), name), "within")
+    budgets = searched(lambda at: plan(with_budget(options, at), name), "within", of_budgets=True)
     probe = budgets.probe(question.budget_bytes)
     least = least_budget(budgets, question.budget_bytes, question.memory_bytes) if question.least else None
     prospect = Prospect(configuration, probe, least)
@@ -129,8 +129,7 @@ def least_budget(search: Search, budget_bytes: int, most_bytes: int) -> Figures 
     while (refusal := refused(high)) is not None:
         if high == most_bytes:
             return None
-        unknown = refusal.needed_bytes <= refusal.floor_bytes  # no plan was tried
-        further = max(high + 1, 2 * refusal.floor_bytes if unknown else refusal.needed_bytes)
+        further = max(high + 1, refusal.needed_bytes if refusal.is_planned else 2 * refusal.floor_bytes)
         low, high = high, min(further, most_bytes)
     fitting = _figures(search, high)
     low = max(low, fitting.floor_bytes - 1)

@@ -37,8 +37,7 @@ def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest
     few, hopeless = refused(0.4)
     many, near = refused(0.7)
     assert few == 1 < many
-    assert "; a smaller budget may work: far below it few kinds of plans are tried" in hopeless
-    assert "; a smaller budget may work: each budget is searched anew" in near
+    assert all("; a smaller budget may work: each budget is searched anew" in text for text in (hopeless, near))
 
 
 def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +54,7 @@ def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch
         return variant
 
     monkeypatch.setattr(variants.Undecided, "searched", noted)
+    monkeypatch.setattr("mbc.optimize.search.search.smallest_step", lambda *_: None)
 
     def options(share: float) -> Options:
         budget = f"{free.overhead_bytes + int(share * free.arena_bytes)}B"
