@@ -3,9 +3,9 @@
 //
 // GEMM       M = output pixels, N = filters, K = filter taps x channels (mma_conv.cuh). Windows are never written: each
 //            stage copies the channels of the pixels under one tap. A data gradient reads gradients, by reversed taps.
-// Tile       128 pixels x 128 or 64 filters, eight warps, m16n8k16 in bf16 or fp16, three stages of K = 32.
+// Tile       128 pixels x 128 or 64 filters, four warps, m16n8k16 in bf16 or fp16, stages of K = 32.
 // Bytes      image and weights in, the result out; the pixels of overlapping windows come from the L2 cache.
-// Limit      tensor cores, or the L2 cache: a tile of 128 filters reads 16 KiB for 1 MFLOP, one of 64 filters 24 KiB.
+// Limit      tensor cores.
 #include "implicit_gemm.cuh"
 #include "implicit_gemm_operands.h"
 #include "mma_conv.cuh"

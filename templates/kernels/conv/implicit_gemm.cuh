@@ -38,13 +38,6 @@ struct WindowAxis {
 // Pixels of windows, for mma_gemm.cuh.
 struct WindowPixels {
   static constexpr int BITS = 10;  // most taps along an axis, as in mbc/kernels/cuda/conv/implicit_gemm.py
-  struct Pixel {
-    int32_t first;  // element under the first tap, which may be outside the image
-    uint32_t inside;
-    __device__ bool reaches(const KPosition& k) const {
-      return (inside >> k.x & inside >> (BITS + k.y) & inside >> (2 * BITS + k.z) & 1) != 0;
-    }
-  };
   int32_t pixels, channels;
   WindowAxis z, y, x;
 
@@ -54,7 +47,10 @@ struct WindowPixels {
         y(a.height, a.out_height, a.kernel_height, a.stride_height, a.pad_top),
         x(a.width, a.out_width, a.kernel_width, a.stride_width, a.pad_left) {}
   __host__ __device__ int32_t taps() const { return z.kernel * y.kernel * x.kernel; }
-  __device__ Pixel locate(int32_t pixel) const {
+  // Bits of a tap along the three axes.
+  __device__ static uint32_t needs(int32_t z, int32_t y, int32_t x) { return 1u << x | 1u << (BITS + y) | 1u << (2 * BITS + z); }
+  __device__ uint32_t needs(const KPosition& k) const { return needs(k.z, k.y, k.x); }
+  __device__ MmaPixel locate(int32_t pixel) const {
     const int32_t line = x.lines(pixel), plane = y.lines(line), image = z.lines(plane);
     const int32_t column = pixel < pixels ? pixel - line * x.output : x.size + x.pad;  // right of all images
     const int32_t at_x = x.first(column), at_y = y.first(line - plane * y.output);

@@ -60,7 +60,7 @@ def form_of(kernel: OwnKernel) -> OwnKernel:
         superseded_by=Instruction.WGMMA,
         bitwise_equal_to=tuple(f"{name}_mma" for name in kernel.bitwise_equal_to),
         without_statistics=kernel.without_statistics and f"{kernel.without_statistics}_mma",
-        version=1,
+        version=2,
     )
 
 

@@ -172,6 +172,7 @@ _FORWARD = OwnKernel(
     needs=Instruction.MMA_SYNC,
     superseded_by=Instruction.WGMMA,
     aligned=True,
+    version=2,
 )
 _WITH_STATISTICS = replace(
     with_statistics(_FORWARD, lambda request: _blocks(convolution_of(request))),

@@ -10,9 +10,10 @@ from mbc.kernels.calibration import mma_sync_tflops
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS
 
 # Equal to the constants in the source.
-PIXELS, CHANNELS, STAGES = 128, 32, 3  # pixels of a tile, K of a stage, stages
+PIXELS, CHANNELS, STAGES = 128, 32, 3  # pixels of a tile, K of a stage, stages of a filter gradient
 FILTERS = 128, 64  # filters of a tile: the smaller tile where it leaves fewer filters empty
 ELEMENT_BYTES = 2
+STAGES_BYTES = 48 << 10  # three stages of a tile of 128 filters, four of one of 64
 
 # Blocks that are resident at once, two on each multiprocessor, on a GeForce RTX 3060, A10, RTX A6000, A100, GeForce RTX
 # 4090 and H200.
@@ -74,9 +75,7 @@ def parts(tiles: int, pixels: int, merge_pixels: float) -> int:
 
 def shared_bytes(filters: int, gemms: int = 1) -> int:
     """Return the shared memory of a block: its stages, and the results of all GEMMs but the last."""
-    tile = tile_filters(filters)
-    stages = STAGES * (PIXELS + tile) * CHANNELS
-    return (stages + (gemms - 1) * PIXELS * tile) * ELEMENT_BYTES
+    return STAGES_BYTES + (gemms - 1) * PIXELS * tile_filters(filters) * ELEMENT_BYTES
 
 
 def arithmetic_us(request: Request, device: DeviceSpec, pixels: int, filters: int, depth: int) -> float:
