@@ -34,7 +34,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Call, OpKind
-from mbc.ops.fused import Fused, Member, gives_product, leading_products
+from mbc.ops.fused import Fused, Member, gives_product, product_in, rounded_products
 from mbc.ops.pooling import MaxPool
 
 # The largest relative error of one rounding to nearest.
@@ -97,8 +97,8 @@ class Evaluation:
 
         Args:
             inputs: The operands.
-            product: The result of the first member as the launch has stored it, if it does (see `hands_on_product`);
-                the other members read it.
+            product: The result of the first convolution or GEMM as the launch has stored it, if it does (see
+                `hands_on_product`); the other members read it.
         """
         values = list(inputs)
         exact = self._exact(values, product)
@@ -108,7 +108,7 @@ class Evaluation:
 
     @property
     def hands_on_product(self) -> bool:
-        """True if the launch stores the result of its first member, which the other members read."""
+        """True if the launch stores the result of its first convolution or GEMM, which the other members read."""
         return gives_product(self.operation.attributes)
 
     @property
@@ -145,7 +145,7 @@ class Evaluation:
         Args:
             exact: The values that members read, without roundings.
             made_exact: The members' results, without roundings.
-            product: The stored result of the first member, if there is one.
+            product: The stored result of the first convolution or GEMM, if there is one.
         """
         count = len(self.operation.inputs)
         results: dict[int, Array] = {}
@@ -171,11 +171,12 @@ class Evaluation:
 
     def _given(self, number: int, product: Array | None) -> bool:
         """Return whether members read this value as `product`, which the launch has stored."""
-        return product is not None and number == len(self.operation.inputs)
+        inside = product_in(self.operation.attributes)
+        return product is not None and inside is not None and (number,) == inside.outputs
 
     def _is_rounded(self, member: Member) -> bool:
-        """Return whether the launch rounds what a member passes on, as for products with which the group begins."""
-        return member in self.members[: leading_products(self.operation.attributes)]
+        """Return whether the launch rounds what a member passes on."""
+        return member in rounded_products(self.operation.attributes)
 
     def _stored_inside(self, member: Member, value: Array) -> Array:
         """Return a value that a member passes on in a launch."""

@@ -149,7 +149,7 @@ def meaning(request: Request, inputs: Sequence[Array], product: Array | None = N
     Args:
         request: The operation with its shapes.
         inputs: Canonical inputs.
-        product: The result of the first member, a convolution or GEMM; None to compute it.
+        product: The result of the first convolution or GEMM; None to compute it.
     """
     kind = asked_kind(request)
     exact = [v.astype(np.float64) if v.dtype.kind == "f" else v.copy() for v in inputs]

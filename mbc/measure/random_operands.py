@@ -1,7 +1,8 @@
 """Random operands for any kind of operation: valid values, so that a kernel does its usual work.
 
 Class numbers are in range, positions are within their window, and the control block says that the step counts. Vectors,
-probabilities and states are positive, so that they are valid as a mean, a scale and a variance.
+also those of each sample, probabilities and states are positive, so that they are valid as a mean, a scale and a
+variance.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def stored_values(request: Request, index: int, count: int) -> NDArray[np.uint8]
 def _is_positive(request: Request, index: int) -> bool:
     kind = asked_kind(request)
     probable = kind is not None and index in kind.probabilities
-    return len(request.inputs[index].shape) == 1 or probable or _updates(request)
+    of_channels = math.prod(request.inputs[index].shape[2:]) == 1 and len(request.inputs[index].shape) not in (0, 2)
+    return of_channels or probable or _updates(request)
 
 
 @lru_cache(maxsize=32)

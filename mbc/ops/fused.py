@@ -204,10 +204,10 @@ def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...
     """Return the outputs of a group, whose members are evaluated one after another.
 
     Values inside the group are not rounded to their storage type, with two exceptions. The input of a pool is rounded,
-    because the first of equal stored elements wins. Results of convolutions and GEMMs with which a group begins are
-    rounded, because kernels round them to their storage type before the epilogue.
+    because the first of equal stored elements wins. Results of convolutions and GEMMs with which a group begins, or
+    which it stores, are rounded, because kernels round them to their storage type before the epilogue.
     """
-    return _continue(a, list(inputs), a.members, call)
+    return _continue(a, inputs, call)
 
 
 def leading_products(attributes: Attributes) -> int:
@@ -231,32 +231,58 @@ def has_product(attributes: Attributes) -> bool:
     return leading_products(attributes) > 0
 
 
+def product_in(attributes: Attributes) -> Member | None:
+    """Return the first convolution or GEMM of a group, which other members may precede."""
+    members = attributes.members if isinstance(attributes, Fused) else ()
+    return next((member for member in members if KINDS[member.kind].flops is not None), None)
+
+
 def gives_product(attributes: Attributes) -> bool:
-    """Return whether a group begins with a convolution or GEMM whose result is its first output."""
-    if not isinstance(attributes, Fused) or not has_product(attributes):
+    """Return whether the first output of a group is the result of its first convolution or GEMM.
+
+    A filter gradient, which is a sum over rows, does not count.
+    """
+    product = product_in(attributes)
+    if not isinstance(attributes, Fused) or product is None or KINDS[product.kind].accumulates:
         return False
-    return attributes.members[0].outputs == attributes.given[:1]
+    return product.outputs == attributes.given[:1]
+
+
+def rounded_products(attributes: Attributes) -> tuple[Member, ...]:
+    """Return the convolutions and GEMMs whose results the kernels of a group round before other members read them."""
+    inside = product_in(attributes)
+    if not isinstance(attributes, Fused) or inside is None:
+        return ()
+    return attributes.members[: leading_products(attributes)] or ((inside,) if gives_product(attributes) else ())
 
 
 def rounds_inside(attributes: Attributes) -> bool:
-    """Return whether a group reduces over a convolution's result that it does not store.
+    """Return whether a group sums values that it rounds and does not store.
 
-    Then elements that are rounded differently show only in the reductions.
+    They are the result of a convolution with which the group begins, or what a filter gradient in the group reads. Then
+    elements that are rounded differently show only in the sums.
     """
-    if not isinstance(attributes, Fused) or not has_product(attributes) or gives_product(attributes):
+    product = product_in(attributes)
+    if not isinstance(attributes, Fused) or product is None or gives_product(attributes):
         return False
+    if not has_product(attributes):
+        return KINDS[product.kind].accumulates
     return any(KINDS[member.kind].accumulates for member in attributes.members)
 
 
 def evaluate_epilogue(a: Fused, inputs: Sequence[Array], product: Array, call: Call) -> tuple[Array, ...]:
-    """Return the outputs of a group, given the stored result of its first member, a convolution or GEMM."""
-    return _continue(a, [*inputs, product], a.members[1:], call)
+    """Return the outputs of a group, given the stored result of its first convolution or GEMM."""
+    return _continue(a, inputs, call, product)
 
 
-def _continue(a: Fused, values: list[Array], members: Sequence[Member], call: Call) -> tuple[Array, ...]:
+def _continue(a: Fused, inputs: Sequence[Array], call: Call, product: Array | None = None) -> tuple[Array, ...]:
+    values = list(inputs)
     given = dict(zip(a.given, call.outputs, strict=True))
-    leading = a.members[: leading_products(a)]
-    for member in members:
+    inside, rounded = product_in(a), rounded_products(a)
+    for member in a.members:
+        if product is not None and member is inside:
+            values.append(product)
+            continue
         kind = KINDS[member.kind]
         assert kind.evaluate is not None
         taken = [values[n] for n in member.inputs]
@@ -264,7 +290,7 @@ def _continue(a: Fused, values: list[Array], members: Sequence[Member], call: Ca
             taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
         results = kind.evaluate(member.attributes, taken, replace(call, outputs=types))
-        values += [stored(value, call.precision.working) for value in results] if member in leading else results
+        values += [stored(value, call.precision.working) for value in results] if member in rounded else results
     return tuple(values[n] for n in a.given)
 
 

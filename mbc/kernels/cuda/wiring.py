@@ -21,6 +21,8 @@ SCALE_SHIFT = "gamma?affine beta?affine"
 NORMALIZED = f"x mean variance {SCALE_SHIFT}"
 SECOND = "mean2 variance2 gamma2?affine2 beta2?affine2"
 
+NORM_RELUS = ("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu")  # norms with activations behind them
+
 Numbers = tuple[int, ...]
 Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and outputs of the group
 
@@ -49,6 +51,18 @@ def gemms_of(request: Request) -> tuple[Request, ...]:
         outputs = KINDS[member.kind].shape(member.attributes, inputs)
         gemms.append(Request(member.kind, member.attributes, inputs, outputs, request.precision))
     return tuple(gemms)
+
+
+def product_of(request: Request) -> Request:
+    """Return the first convolution or GEMM of a group, with its own operands; a single operation is itself."""
+    types = list(request.inputs)
+    for member in members_of(request):
+        kind, taken = KINDS[member.kind], tuple(types[number] for number in member.inputs)
+        results = kind.shape(member.attributes, taken)
+        if kind.flops is not None:
+            return Request(member.kind, member.attributes, taken, results, request.precision)
+        types += results
+    raise ValueError(f"no convolution or GEMM in {request.kind}")
 
 
 def taking(*wirings: Wiring) -> Callable[[Request], bool]:

@@ -20,6 +20,7 @@ from mbc.optimize.fusion.catalogue_conv1x1 import (
     NARROW_HEADS,
     NORMALIZE,
     NORMALIZE_RELU,
+    NORMS_IN_PROLOGUES,
     PAIR_FUSED_REMAT,
     PAIR_REDUCTIONS,
     REDUCTIONS,
@@ -215,6 +216,7 @@ PATTERNS: tuple[Pattern, ...] = (
         for statistics in (_STATISTICS, _STATISTICS.replace("batch", "instance"))
     ),
     *NARROW_HEADS,
+    *NORMS_IN_PROLOGUES,
     DATA_GRADIENT_IN_PARTS,
     *DATA_GRADIENT_REDUCTIONS,
     *DATA_GRADIENT_NORM_REDUCTIONS,

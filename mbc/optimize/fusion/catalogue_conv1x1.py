@@ -7,6 +7,7 @@ They compute the reductions of batch normalisation's backward pass in the epilog
 
 from __future__ import annotations
 
+from mbc.kernels.cuda.wiring import NORM_RELUS
 from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
 
 NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
@@ -21,7 +22,6 @@ _DATA_GRADIENT_ADDED = (_DATA_GRADIENT.replace("dy", "a"), _ADD)
 _CONVOLUTION = "x = convolution(image, w)"
 NORMALIZE_RELU = (f"z = {NORMALIZE}", "y = relu(z)")
 BACKWARD_THROUGH_RELU = (THROUGH_RELU, REDUCTIONS, BACKWARD)
-_NORM_RELUS = ("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu")
 _RELU_GRADIENTS = ((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK)  # ReLU's gradient: by its output, or by its bit mask
 # Behind a residual sum the shortcut contributes a gradient, too. So launches with both GEMMs, and launches that
 # recompute the sum, are for such a sum of gradients alone (decision 066).
@@ -71,7 +71,7 @@ _OF_NORMS = Pattern.of(
     replaces=(0, 3, 4, 5),
     measured=True,
 )
-DATA_GRADIENT_NORM_REDUCTIONS = tuple(_OF_NORMS.with_norm(norm, relu) for norm, relu in _NORM_RELUS)
+DATA_GRADIENT_NORM_REDUCTIONS = tuple(_OF_NORMS.with_norm(norm, relu) for norm, relu in NORM_RELUS)
 # A last layer of few filters behind a norm and an activation: the activation is recomputed from the norm's input, its
 # gradient from the filters' gradients, and neither is stored.
 _OF_HEADS = (
@@ -86,7 +86,23 @@ _OF_HEADS = (
         measured=True,
     ),
 )
-NARROW_HEADS = tuple(pattern.with_norm(norm, relu) for norm, relu in _NORM_RELUS for pattern in _OF_HEADS)
+NARROW_HEADS = tuple(pattern.with_norm(norm, relu) for norm, relu in NORM_RELUS for pattern in _OF_HEADS)
+# A convolution whose image a norm and an activation recompute in its prologue, with statistics of its result, and so in
+# the prologue of its filter gradient: the activation between two convolutions is not stored.
+_BEHIND_NORMS = (*NORMALIZE_RELU, "p = convolution(y, w)", "mean2, variance2 = batch_statistics(p)")
+NORMS_IN_PROLOGUES = tuple(
+    Pattern.of(
+        *(*_BEHIND_NORMS, *backward),
+        launches=(LaunchPattern((0, 1, 2, 3), ("p", "mean2", "variance2")), *filters),
+        late=True,
+        measured=True,
+    ).with_norm(norm, relu)
+    for norm, relu in NORM_RELUS
+    for backward, filters in (
+        ((), ()),
+        (("dw = convolution_backward_filter(y, g)",), (LaunchPattern((0, 1, 4), ("dw",)),)),
+    )
+)
 # The gradient of a concatenation of two values, which is written in their places.
 DATA_GRADIENT_IN_PARTS = Pattern.of(
     "wide = convolution_backward_data(g, w)",

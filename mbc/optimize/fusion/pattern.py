@@ -95,7 +95,7 @@ class Pattern:
 
     def with_norm(self, norm: str, relu: str) -> Pattern:
         """Return the pattern with another norm and activation in the places of batch normalisation and ReLU."""
-        kinds = (s.kind.replace("batch_norm", f"{norm}_norm").replace("relu", relu) for s in self.statements)
+        kinds = (s.kind.replace("batch_", f"{norm}_").replace("relu", relu) for s in self.statements)
         return replace(self, statements=tuple(replace(s, kind=k) for s, k in zip(self.statements, kinds, strict=True)))
 
 

@@ -75,19 +75,22 @@ __device__ inline void keep_planes_of_weights(const T* __restrict__ weight, char
   }
 }
 
-template <typename T, int CHANNELS, int FILTERS, int LINES>
-__device__ inline void produce_planes(
-    const T* __restrict__ x, char* stages, Pipeline<SWEEP_STAGES>& pipeline, const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
+template <typename T, int CHANNELS, int FILTERS, int LINES, typename Prologue>
+__device__ inline void produce_planes(const T* __restrict__ x, char* stages, const Prologue& prologue,
+                                      Pipeline<SWEEP_STAGES>& pipeline, const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
+  typename Prologue::template Thread<T, CHANNELS / 8, SWEEP_STAGES> thread(prologue, pipeline, stages, f.image.box_bytes(f.EIGHTS), 0);
   int32_t iteration = 0;
   for (int64_t number = blockIdx.x / f.blocks_of_filters; number < f.tiles; number += gridDim.x / f.blocks_of_filters) {
     const SweepTile tile = f.tile(number);
     const BoxCopy<T, CHANNELS / 8> copy(x, f.image, tile, 0);
+    thread.begin(tile, copy);
     for (int32_t plane = f.first(tile); plane < f.last(tile); ++plane, ++iteration) {
       pipeline.producer_acquire(iteration);
       copy.start(plane - f.pad_planes, true, stages + iteration % SWEEP_STAGES * f.image.box_bytes(f.EIGHTS));
-      pipeline.full[iteration % SWEEP_STAGES].cp_async_arrive();
+      thread.started(iteration, copy, true);
     }
   }
+  thread.finish();
 }
 
 // Starts all wgmma of a plane, for all filter taps.
@@ -209,10 +212,10 @@ __device__ inline void consume_planes(const char* kept, const char* stages, char
   }
 }
 
-template <typename T, int CHANNELS, int FILTERS, int LINES, typename Epilogue>
+template <typename T, int CHANNELS, int FILTERS, int LINES, typename Prologue, typename Epilogue>
 __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
     plane_sweep_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, Epilogue epilogue,
-                     PlaneSweepConv<CHANNELS, FILTERS, LINES> f) {
+                     PlaneSweepConv<CHANNELS, FILTERS, LINES> f, Prologue prologue) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ PlaneSweepPipelines pipelines;
   char* const kept = reinterpret_cast<char*>(shared);
@@ -225,7 +228,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     setmaxnreg_dec<SWEEP_PRODUCER_REGISTERS>();
-    produce_planes(x, stages, pipelines.planes, f);
+    produce_planes(x, stages, prologue, pipelines.planes, f);
   } else {
     setmaxnreg_inc<SWEEP_CONSUMER_REGISTERS>();
     keep_planes_of_weights(weight, kept, f);
@@ -236,42 +239,33 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-template <typename T, int CHANNELS, int FILTERS, int LINES, typename Epilogue>
-void run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, T* y, Epilogue epilogue) {
-  const PlaneSweepConv<CHANNELS, FILTERS, LINES> f(a);
-  const int64_t blocks_of_filters = a.filters / FILTERS, most = max(int64_t{1}, multiprocessors() / blocks_of_filters);
-  const int shared =
-      f.kept_bytes() + SWEEP_WARPS * FILTERS * Epilogue::TABLE_BYTES + SWEEP_STAGES * f.image.box_bytes(f.EIGHTS);
-  MBC_LAUNCH_SHARED((plane_sweep_conv<T, CHANNELS, FILTERS, LINES, Epilogue>),
-                    static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters), PIPELINE_THREADS, shared, call.stream,
-                    in<T>(call, 0), in<T>(call, 1), y, epilogue, f);
+template <typename T, typename Prologue, typename Epilogue>
+const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, const T* x, const T* weight, T* y,
+                            const Prologue& prologue, const Epilogue& epilogue) {
+  if (const char* problem = unaligned(call)) return problem;
+  const auto run = [&](auto channels, auto filters, auto lines) {
+    const PlaneSweepConv<channels, filters, lines> f(a);
+    const int64_t blocks_of_filters = a.filters / filters, most = max(int64_t{1}, multiprocessors() / blocks_of_filters);
+    const int shared =
+        f.kept_bytes() + SWEEP_WARPS * filters * Epilogue::TABLE_BYTES + SWEEP_STAGES * f.image.box_bytes(f.EIGHTS);
+    MBC_LAUNCH_SHARED((plane_sweep_conv<T, channels, filters, lines, Prologue, Epilogue>),
+                      static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters), PIPELINE_THREADS, shared, call.stream, x,
+                      weight, y, epilogue, f, prologue);
+  };
+  bool has_filters = false;
+  const bool has_channels = run_with_one_of<32, 48, 64>(a.channels, [&](auto channels) {
+    has_filters = run_with_one_of<32, 48, 64>(a.block_filters, [&](auto filters) {
+      run_with_one_of<1, SWEEP_TAPS>(a.flat ? 1 : SWEEP_TAPS, [&](auto lines) { run(channels, filters, lines); });
+    });
+  });
+  if (!has_channels) return "there are neither 32 nor 48 nor 64 channels";
+  return has_filters ? nullptr : "there are neither 32 nor 48 nor 64 filters";
 }
 
-template <typename T, int CHANNELS, int LINES, typename Epilogue>
-const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, T* y, const Epilogue& epilogue) {
-  if (a.block_filters == 32)
-    run_plane_sweep<T, CHANNELS, 32, LINES>(call, a, y, epilogue);
-  else if (a.block_filters == 48)
-    run_plane_sweep<T, CHANNELS, 48, LINES>(call, a, y, epilogue);
-  else if (a.block_filters == 64)
-    run_plane_sweep<T, CHANNELS, 64, LINES>(call, a, y, epilogue);
-  else
-    return "there are neither 32 nor 48 nor 64 filters";
-  return nullptr;
-}
-
-template <typename T, int LINES, typename Epilogue>
-const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, T* y, const Epilogue& epilogue) {
-  return a.channels == 32   ? run_plane_sweep<T, 32, LINES>(call, a, y, epilogue)
-         : a.channels == 48 ? run_plane_sweep<T, 48, LINES>(call, a, y, epilogue)
-         : a.channels == 64 ? run_plane_sweep<T, 64, LINES>(call, a, y, epilogue)
-                            : "there are neither 32 nor 48 nor 64 channels";
-}
-
+// Without a prologue: the first accesses are the image and the weights.
 template <typename T, typename Epilogue>
 const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, T* y, const Epilogue& epilogue) {
-  if (const char* problem = unaligned(call)) return problem;
-  return a.flat ? run_plane_sweep<T, 1>(call, a, y, epilogue) : run_plane_sweep<T, SWEEP_TAPS>(call, a, y, epilogue);
+  return run_plane_sweep(call, a, in<T>(call, 0), in<T>(call, 1), y, AsStored{}, epilogue);
 }
 
 }  // namespace mbc

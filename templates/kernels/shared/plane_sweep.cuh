@@ -20,6 +20,12 @@ constexpr int SWEEP_STAGES = 4, SWEEP_VOXELS = 128, SWEEP_LINES = 16;  // as in 
 constexpr int SWEEP_WARPS = CONSUMERS * WARPGROUP / 32;  // of the consumers
 constexpr int MOST_BOX_VOXELS = (SWEEP_LINES + 2) * (SWEEP_VOXELS / SWEEP_LINES + 2);  // with the halo of 3 x 3 taps
 
+// Calls `run` with the one of these numbers that is equal to `number`; returns whether there is one.
+template <int... NUMBERS, typename Run>
+bool run_with_one_of(int64_t number, const Run& run) {
+  return ((number == NUMBERS && (run(std::integral_constant<int, NUMBERS>{}), true)) || ...);
+}
+
 // Whether setmaxnreg ends: threads start with 168 registers, and two warpgroups of consumers wait for ever for more than
 // the producer returns.
 constexpr bool passes_registers(int producer, int consumer) { return CONSUMERS * (consumer - 168) <= 168 - producer; }
@@ -101,12 +107,37 @@ class BoxCopy {
       if (to[i] >= 0)
         cp_async_16(reinterpret_cast<uint4*>(box + to[i]), begin + max(from[i], 0), exists && from[i] >= 0);
   }
+  // Bit i says whether chunk i of the thread is in the tensor, rather than zeros around it.
+  __device__ uint32_t chunks_inside() const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) bits |= static_cast<uint32_t>(to[i] >= 0 && from[i] >= 0) << i;
+    return bits;
+  }
+  __device__ int32_t place(int chunk) const { return to[chunk]; }  // bytes in the box
+
+  static constexpr int STRIDE = WARPGROUP / EIGHTS, COUNT = (MOST_BOX_VOXELS + STRIDE - 1) / STRIDE;
 
  private:
-  static constexpr int STRIDE = WARPGROUP / EIGHTS, COUNT = (MOST_BOX_VOXELS + STRIDE - 1) / STRIDE;
   const T* row;
   int32_t plane;                    // elements
   int32_t from[COUNT], to[COUNT];  // elements in the plane, and bytes in the box; -1: none
+};
+
+// What a producer does to the planes that it copies: nothing. `Thread` is what a thread keeps of the planes that it has
+// begun to copy, of 8 EIGHTS channels from `first_channel` on, and it tells consumers which planes are complete.
+struct AsStored {
+  template <typename T, int EIGHTS, int STAGES>
+  struct Thread {
+    Pipeline<STAGES>& pipeline;
+    __device__ Thread(const AsStored&, Pipeline<STAGES>& pipeline_, char*, int32_t, int32_t) : pipeline(pipeline_) {}
+    __device__ void begin(const SweepTile&, const BoxCopy<T, EIGHTS>&) {}
+    // After the copies of a plane were started; `exists`: whether the plane is in the tensor.
+    __device__ void started(int32_t iteration, const BoxCopy<T, EIGHTS>&, bool) {
+      pipeline.full[iteration % STAGES].cp_async_arrive();
+    }
+    __device__ void finish() {}
+  };
 };
 
 }  // namespace mbc

@@ -38,6 +38,7 @@ from mbc.optimize.fusion.catalogue_conv1x1 import (
     DATA_GRADIENT_NORM_REDUCTIONS,
     DATA_GRADIENT_REDUCTIONS,
     NARROW_HEADS,
+    NORMS_IN_PROLOGUES,
     PAIR_FUSED_REMAT,
     PAIR_REDUCTIONS,
     REMAT_INSIDE,
@@ -325,15 +326,27 @@ HEADS: tuple[tuple[int, int, int, tuple[int, ...]], ...] = (
 )
 
 
+# Of a convolution behind a norm, and of its filter gradient: rows, filters, channels, size. A block has many samples.
+BEHIND: tuple[tuple[int, int, int, tuple[int, ...]], ...] = (
+    (2, 48, 32, (3, 5, 9)), (3, 32, 32, (2, 4, 3)), (3, 32, 64, (5, 17, 2)), (3, 64, 32, (2, 131)), (2, 64, 48, (5, 3)),
+)  # fmt: skip
+BEHIND_IN_PLANES = ((3, 32, 32, (3, 2, 5)),)  # with filters of one plane, so that a sample is several images
+
+
 def _beside_norms() -> Iterable[Case]:
-    """Yield data gradients with the sums of a norm's gradient, and every launch of a last layer behind a norm."""
-    swept = ((pattern, pattern.launches[:1], SWEPT, 3) for pattern in DATA_GRADIENT_NORM_REDUCTIONS)
-    heads = ((pattern, pattern.launches, HEADS, 1) for pattern in NARROW_HEADS)
-    for pattern, parts, shapes, taps in (*swept, *heads):
+    """Yield data gradients with the sums of a norm's gradient, and every launch of convolutions behind norms."""
+    swept = ((pattern, pattern.launches[:1], SWEPT, (3, 3, 3)) for pattern in DATA_GRADIENT_NORM_REDUCTIONS)
+    heads = ((pattern, pattern.launches, HEADS, (1, 1, 1)) for pattern in NARROW_HEADS)
+    behind = (
+        (pattern, pattern.launches, shapes, window)
+        for pattern in NORMS_IN_PROLOGUES[1::2]
+        for shapes, window in ((BEHIND, (3, 3, 3)), (BEHIND_IN_PLANES, (1, 3, 3)))
+    )
+    for pattern, parts, shapes, window in (*swept, *heads, *behind):
         for part, (rows, others, channels, size), affine in itertools.product(parts, shapes, (True, False)):
-            shape = rows, channels, *size
+            shape, kernel = (rows, channels, *size), window[-len(size) :]
             own = {"instance_normalize_backward": InstanceNormalizeBackward(EPS, math.prod(size))}
-            product = Convolution(size, (taps,) * len(size), pad=(taps // 2,) * 2 * len(size))
+            product = Convolution(size, kernel, pad=tuple(taps // 2 for taps in kernel for _ in range(2)))
             members = [_operation(n, pattern.statements[n], shape, affine, WINDOWS[0]) for n in part.statements]
             attributes = (product if KINDS[o.kind].flops else own.get(o.kind, o.attributes) for o in members)
             joined = join([replace(o, attributes=a) for o, a in zip(members, attributes, strict=True)], part.writes)

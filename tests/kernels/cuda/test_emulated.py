@@ -17,6 +17,7 @@ import pytest
 from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.render_sources import render_generated
 from mbc.hardware.instructions import Instruction
+from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
@@ -30,6 +31,7 @@ from mbc.kernels.cuda.conv import (
     halo,
     mma_gemm,
     plane_sweep_conv,
+    plane_sweep_norm,
     stem_conv,
     stem_im2col,
     stem_volume,
@@ -45,6 +47,7 @@ from mbc.kernels.cuda.fp32_emulated import (
 from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.convolution import Convolution
+from mbc.ops.fused import Fused, join
 from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, STATISTICS, Case, w
 from tests.kernels.cuda.groups import groups_in
@@ -59,8 +62,11 @@ from tests.kernels.cuda.launching import (
     check,
     check_statistics,
     from_bytes,
+    launched,
     relative_error,
     repeats,
+    request_of,
+    to_bytes,
 )
 from tests.kernels.cuda.matrix import PRECISIONS, chosen, elements, is_for_a_gpu, matrix, offered
 from tests.kernels.statistics import grouped
@@ -262,6 +268,38 @@ def test_volumes_that_sweep_planes(case: Case, kernel: OwnKernel, library: Libra
     for variant in trial.variants(candidate):
         (error,) = trial.errors(candidate, variant)
         assert error <= TOLERANCES[trial.request.outputs[0].dtype], variant.name
+
+
+NORMS = [
+    case
+    for case in groups_in(Precision.BF16)
+    if case.kind in {kernel.kind for kernel in plane_sweep_norm.KERNELS}
+    if case.operands[0].shape in ((3, 32, 2, 4, 3), (3, 32, 3, 2, 5), (3, 32, 2, 131)) and "plain" not in case.name
+]
+
+
+@pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
+def test_a_norm_in_a_prologue_gives_the_bits_of_a_launch_of_its_own(case: Case, library: Library):
+    """Only elements of the image are normalised, not the zeros around it, each by the statistics of its sample."""
+    trial = Trial(library, case, Precision.BF16)
+    (candidate,) = trial.candidates()
+    assert isinstance(case.attributes, Fused)
+    types = dict(enumerate(trial.request.inputs))
+    stored = {n: to_bytes(trial.inputs[n], t.dtype, candidate.layouts[n]) for n, t in types.items()}
+    members = [
+        Operation(str(n), m.kind, tuple(map(str, m.inputs)), tuple(map(str, m.outputs)), m.attributes)
+        for n, m in enumerate(case.attributes.members)
+    ]
+    kernel = f"plane_sweep_conv_{members[-1].kind.removeprefix('convolution_')}"
+    for together, name in ((members[:2], ""), (members[2:], kernel)):
+        outputs = [value for operation in together for value in operation.outputs if operation is not members[0]]
+        operation = join(together, outputs) if len(together) > 1 else together[0]
+        operands = list(map(int, operation.inputs))
+        request = request_of(operation, [types[n] for n in operands], Precision.BF16)
+        results = launched(library, request, [stored[n] for n in operands], name=name)
+        types.update(zip(map(int, operation.outputs), request.outputs, strict=True))
+        stored.update(zip(map(int, operation.outputs), results, strict=True))
+    assert trial.run(candidate, Variant("plain")) == [stored[n] for n in case.attributes.given]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
+from mbc.kernels.cuda import kernel_of
 from mbc.ops.base import Array
 from mbc.optimize.fusion.catalogue import PATTERNS
 from tests.kernels.cuda.cases import CASES, Case
 from tests.kernels.cuda.groups import group, groups_in
-from tests.kernels.cuda.launching import Library, check, launched, request_of, to_bytes
+from tests.kernels.cuda.launching import Library, check, launched, offered_anywhere, request_of, to_bytes
 from tests.kernels.cuda.matrix import chosen, matrix
 from tests.kernels.cuda.test_emulated import GXX, PAIRS, build
 
@@ -23,14 +24,9 @@ SHAPE = (3, 16, 5, 6)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    pools = ("max_pool.cu", "max_pool_backward.cu", "max_pool_batch_norm.cu")
-    points = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
-    products = ("conv1x1_narrow_norm.cu", "conv_transpose_nonoverlapping.cu", *points)
-    fused = (
-        "batch_norm_activation.cu", "batch_norm_relu.cu", "bias_activation.cu", "batch_norm_single_launch.cu",
-        "bn_backward_remat.cu", "concat.cu", "layerwise.cu", "multi_tensor.cu", "sharded.cu",
-    )  # fmt: skip
-    files = (*fused, "batch_norm.cu", "bias.cu", "broadcast.cu", "group_norm.cu", *pools, *products)
+    requests = [case.request(Precision.FP16) for case in groups_in(Precision.FP16)]
+    kernels = [kernel_of(c.name, request) for request in requests for c in offered_anywhere(request)]
+    files = sorted({Path(kernel.file).name for kernel in kernels if kernel is not None})
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 

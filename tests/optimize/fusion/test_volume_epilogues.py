@@ -18,6 +18,8 @@ NEW = frozenset({
     "instance_norm_leaky_relu_conv1x1_narrow",
     "instance_norm_leaky_relu_conv1x1_narrow_backward",
     "instance_norm_leaky_relu_conv1x1_narrow_sums",
+    "instance_norm_leaky_relu_plane_sweep_conv_backward_filter",
+    "instance_norm_leaky_relu_plane_sweep_conv_statistics",
     "plane_sweep_conv_instance_statistics",
     "plane_sweep_conv_instance_norm_leaky_relu_sums",
     "conv_transpose_bias_add_concat_volume",
@@ -68,7 +70,9 @@ def planned(share: float) -> Plan:
 def test_they_are_used_where_they_were_measured_to_be_fast():
     fast = planned(0.5)
     used = kernels(fast)
-    assert used.count("plane_sweep_conv_instance_statistics") == 3
+    assert used.count("plane_sweep_conv_instance_statistics") == 1
+    assert used.count("instance_norm_leaky_relu_plane_sweep_conv_statistics") == 2
+    assert used.count("instance_norm_leaky_relu_plane_sweep_conv_backward_filter") == 2
     assert used.count("plane_sweep_conv_instance_norm_leaky_relu_sums") == 2
     assert used.count("conv_transpose_bias_add_concat_volume") == 1
     assert used.count("plane_sweep_conv_halves") == 1
@@ -78,6 +82,9 @@ def test_they_are_used_where_they_were_measured_to_be_fast():
     )
     slow = planned(100.0)
     assert NEW.isdisjoint(kernels(slow))
+    activations = {o.outputs[0] for o in fast.graph.train if o.kind == "leaky_relu"}
+    stored = [activations & {buffer.value for buffer in plan.buffers} for plan in (fast, slow)]
+    assert len(stored[0]) == 2 and len(stored[1]) == 5, "a convolution that sweeps planes or the last layer reads three"
     assert stepped(fast)["losses"] == pytest.approx(stepped(slow)["losses"], rel=1e-3)
 
 

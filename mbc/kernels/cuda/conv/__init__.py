@@ -18,6 +18,7 @@
 * `matmul`: batched products of matrices
 * `plane_sweep`: sizes and tiles of convolutions that sweep the planes of a volume
 * `plane_sweep_conv`: 16-bit convolutions of 32 to 64 channels that sweep planes, in all passes
+* `plane_sweep_norm`: these convolutions and filter gradients behind a norm and a (leaky) ReLU, which they recompute
 * `statistics_epilogue`: convolutions with batch statistics in the epilogue
 * `stem_conv`: stem convolutions, which read images with at most seven channels
 * `stem_im2col`: stem convolutions on Hopper's tensor cores, with windows copied to shared memory (im2col)

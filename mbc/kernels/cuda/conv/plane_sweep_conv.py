@@ -20,7 +20,7 @@ from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_l
 from mbc.kernels.cuda.conv.plane_sweep import STAGES, TAPS, VOXELS, PlaneSweepArguments, in_16_bits, plane_sweep
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
-from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, gemms_of, members, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, NORM_RELUS, SCALE_SHIFT, Wiring, members, product_of, run, taking
 from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.ops.activation import LeakyRelu
 from mbc.ops.batch_normalize import BatchNormalize
@@ -70,7 +70,7 @@ class PlaneSweepReductionArguments(PlaneSweepConvArguments):
 
 @dataclass(frozen=True, slots=True)
 class PlaneSweepNormArguments(PlaneSweepReductionArguments):
-    """Integer arguments of a launch with the sums of a norm's gradient.
+    """Integer arguments of a launch with the sums of a norm's gradient, or with a norm before the convolution.
 
     Attributes:
         affine: Whether the norm has scale and shift.
@@ -124,8 +124,8 @@ def _takes(request: Request) -> bool:
 
 
 def _sweep(request: Request) -> PlaneSweepArguments:
-    """Return the sizes of a convolution, or of the convolution with which a group begins."""
-    sweep = plane_sweep(gemms_of(request)[0])
+    """Return the sizes of a convolution, or of the convolution in a group."""
+    sweep = plane_sweep(product_of(request))
     assert sweep is not None
     return sweep
 
@@ -137,7 +137,7 @@ def _shared(request: Request) -> int:
 
 def _samples(request: Request) -> int:
     """Return the number of samples that a launch reduces by themselves."""
-    return request.inputs[0].shape[0] if "+instance_" in request.kind else 1
+    return request.inputs[0].shape[0] if "instance_" in request.kind else 1
 
 
 def _segment_planes(request: Request) -> int:
@@ -147,7 +147,7 @@ def _segment_planes(request: Request) -> int:
     return sweep.divide_planes(sweep.rows // _samples(request), blocks)
 
 
-def _parts(request: Request) -> int:
+def reduction_parts(request: Request) -> int:
     """Return the number of partial states of a reduction."""
     sweep = _sweep(request)
     segments = math.ceil(sweep.out_planes / _segment_planes(request))
@@ -168,15 +168,16 @@ def _reduction_arguments(at: Slice) -> PlaneSweepReductionArguments:
     return PlaneSweepReductionArguments(*astuple(_arguments(at)), samples=_samples(at.request))
 
 
-def _norm_arguments(at: Slice) -> PlaneSweepNormArguments:
-    affine = len(members(at.request).members[1].inputs) == max(AFFINE)
-    return PlaneSweepNormArguments(*astuple(_reduction_arguments(at)), affine=int(affine))
+def norm_arguments(at: Slice) -> PlaneSweepNormArguments:
+    """Return the integers of a launch with a norm that has scale and shift or not."""
+    norm = next(member for member in members(at.request).members if member.kind.endswith("_normalize"))
+    return PlaneSweepNormArguments(*astuple(_reduction_arguments(at)), affine=int(len(norm.inputs) == max(AFFINE)))
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     sweep = _sweep(request)
     operations = 2 * sweep.voxels_computed * sweep.taps * sweep.channels * sweep.filters
-    of_filter = request.kind == "convolution_backward_filter"
+    of_filter = product_of(request).kind == "convolution_backward_filter"
     share = FILTER_TENSOR_SHARE if of_filter else TENSOR_SHARES[sweep.channels]
     return gemm_us(request, device, operations, peak_tflops(device, request.precision), share)
 
@@ -217,7 +218,7 @@ def _filter_arguments(at: Slice) -> PlaneSweepFilterArguments:
     )
 
 
-_FORWARD = OwnKernel(
+FORWARD = OwnKernel(
     "convolution",
     "conv/plane_sweep_conv.cu",
     PlaneSweepConvArguments,
@@ -230,10 +231,10 @@ _FORWARD = OwnKernel(
     needs=Instruction.WGMMA,
     aligned=True,
 )
-_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", named="plane_sweep_conv_backward_data")
+_BACKWARD_DATA = replace(FORWARD, kind="convolution_backward_data", named="plane_sweep_conv_backward_data")
 
-_BACKWARD_FILTER = replace(
-    _FORWARD,
+BACKWARD_FILTER = replace(
+    FORWARD,
     kind="convolution_backward_filter",
     file="conv/plane_sweep_conv_filter.cu",
     struct=PlaneSweepFilterArguments,
@@ -249,7 +250,7 @@ _BACKWARD_FILTER = replace(
 _REDUCTIONS = "conv/plane_sweep_conv_reductions.cu"
 _WITH_STATISTICS = tuple(
     replace(
-        with_statistics(_FORWARD, _parts, kind),
+        with_statistics(FORWARD, reduction_parts, kind),
         file=_REDUCTIONS,
         struct=PlaneSweepReductionArguments,
         integers=_reduction_arguments,
@@ -278,18 +279,18 @@ def _norm_shared(request: Request) -> int:
 
 
 def _takes_norm(request: Request) -> bool:
-    return _wired(request) and _takes(gemms_of(request)[0]) and _norm_shared(request) <= BLOCK_BYTES
+    return _wired(request) and _takes(product_of(request)) and _norm_shared(request) <= BLOCK_BYTES
 
 
 def _norm_partial_bytes(request: Request, layout: Layout) -> int:
-    return _parts(request) * request.outputs[1].elements * SUMS_BYTES
+    return reduction_parts(request) * request.outputs[1].elements * SUMS_BYTES
 
 
-def _norm_reals(at: Slice) -> tuple[float, ...]:
-    """Return eps of the norm, and the slope of the leaky ReLU behind it."""
-    _, norm, activation, *_ = (member.attributes for member in members(at.request).members)
-    assert isinstance(norm, BatchNormalize | InstanceNormalize)
-    return norm.eps, activation.slope if isinstance(activation, LeakyRelu) else 0.0
+def norm_reals(at: Slice) -> tuple[float, ...]:
+    """Return eps of the norm, and the slope of the leaky ReLU behind it; 0 for ReLU."""
+    attributes = [member.attributes for member in members(at.request).members]
+    eps = next(a.eps for a in attributes if isinstance(a, BatchNormalize | InstanceNormalize))
+    return eps, next((a.slope for a in attributes if isinstance(a, LeakyRelu)), 0.0)
 
 
 def _norm_us(request: Request, device: DeviceSpec) -> float:
@@ -305,8 +306,8 @@ _WITH_NORM_SUMS = tuple(
         kind=f"{_BACKWARD_DATA.kind}+{norm}_normalize+{relu}+{relu}_backward+{norm}_normalize_backward_reduce",
         file=_REDUCTIONS,
         struct=PlaneSweepNormArguments,
-        integers=_norm_arguments,
-        reals=_norm_reals,
+        integers=norm_arguments,
+        reals=norm_reals,
         workspace=_norm_partial_bytes,
         time_us=_norm_us,
         launches=2,
@@ -316,7 +317,7 @@ _WITH_NORM_SUMS = tuple(
         takes=_takes_norm,
         shared=_norm_shared,
     )
-    for norm, relu in (("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu"))
+    for norm, relu in NORM_RELUS
 )
 
 
@@ -334,7 +335,7 @@ def _takes_halves(request: Request) -> bool:
     half = request.outputs[0].shape[1]
     return (
         _both_sliced(request)
-        and _takes(gemms_of(request)[0])
+        and _takes(product_of(request))
         and request.outputs[0] == request.outputs[1]
         and half % UNIT_FILTERS == 0
         and 2 * half == _sweep(request).filters
@@ -356,4 +357,4 @@ _IN_HALVES = replace(
     takes=_takes_halves,
 )
 
-KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER, *_WITH_STATISTICS, *_WITH_NORM_SUMS, _IN_HALVES)
+KERNELS = (FORWARD, _BACKWARD_DATA, BACKWARD_FILTER, *_WITH_STATISTICS, *_WITH_NORM_SUMS, _IN_HALVES)
