@@ -20,7 +20,7 @@ from mbc.progress import busy
 from mbc.pytorch.nnunet.network_settings import source
 from mbc.pytorch.nnunet.plans_file import Configuration, Dataset, dataset_of, read_plans
 from mbc.pytorch.nnunet.prospects import Prospect, Question, judge
-from mbc.report.prospects import probe_line, prospects_document, prospects_text
+from mbc.report.prospects import probe_line, prospect_line, prospects_document, prospects_text
 from mbc.stages import Stages
 from mbc.units import show_enough, show_size
 
@@ -28,8 +28,8 @@ from mbc.units import show_enough, show_size
 def run(arguments: argparse.Namespace) -> int:
     """Print predictions of the configurations of plans files.
 
-    Each probe is printed on stderr as soon as it is planned. After Ctrl-C or SIGTERM the table of the configurations so
-    far is printed, and the exit code is 130.
+    Each probe is printed on stderr as soon as it is planned, and each configuration before the next one is planned.
+    After Ctrl-C or SIGTERM the table of the configurations so far is printed, and the exit code is 130.
 
     Raises:
         MbcError: MBC395, no configuration fits the budget; or an error of a file or of planning.
@@ -48,11 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
             at.line(probe_line(name, probe))
 
         try:
-            for configuration, dataset in chosen:
+            for number, (configuration, dataset) in enumerate(chosen, 1):
                 question = Question(
                     dataset, asked, budget_bytes, device.memory_bytes, arguments.largest, not arguments.quick
                 )
                 prospects.append(judge(configuration, question, plan, tell))
+                at.line(prospect_line(prospects[-1], number, len(chosen)))
         except KeyboardInterrupt:
             finished = False
     result = (prospects, device.name, budget_bytes)

@@ -27,6 +27,14 @@ def probe_line(name: str, probe: Probe) -> str:
     return f"{name} {size}: {reason(probe) if f is None else f'{time_cell(f.train_us, f.measured_share < 1)} a step'}"
 
 
+def prospect_line(p: Prospect, number: int, count: int) -> str:
+    """Format what is known of configuration `number` of `count`, for printing as soon as it is."""
+    f, c = p.probe.figures, p.configuration
+    fits = "does not fit" if f is None else f"{_times(f, 1)[0]} a step, takes {show_size(f.needed_bytes)}"
+    least = "" if p.least is None else f", trains from {show_size(p.least.budget_bytes)}"
+    return f"{number} of {count}: {c.plans} {c.name}, {_size(c.batch, c.patch)}: {fits}{least}"
+
+
 def prospects_text(prospects: Sequence[Prospect], gpu: str, budget_bytes: int, width: int | None = None) -> str:
     """Format a table of configurations, and a line for each largest batch or patch."""
     rows: list[tuple[str, ...]] = []

@@ -10,6 +10,7 @@ import pytest
 
 from mbc import compiler
 from mbc.cli import nnunet_command
+from mbc.units import show_size
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "nnunet"
 FEW = ("--gpu", "h200", "--without", "offload,recompute,concurrent_stream")
@@ -40,6 +41,7 @@ def test_configurations_within_a_budget_and_the_least_that_trains(plans):
         assert row["fits"] and figures["train_low_us"] <= figures["train_us"] <= figures["train_high_us"]
         assert row["epoch_s"] == pytest.approx(250 * figures["train_us"] / 1e6)
         assert figures["floor_bytes"] <= least["needed_bytes"] <= least["budget_bytes"] <= figures["needed_bytes"]
+        assert f", trains from {show_size(least['budget_bytes'])}\n" in done.err, "before the table"
         within = plans(*PLAN, "--memory", f"{least['budget_bytes']}B", "--quick", "--json")
         assert within.json["rows"][done.json["rows"].index(row)]["fits"]
     table = plans(*PLAN, "--memory", "2GB", "--quick", "--configuration", "2d").out
