@@ -30,6 +30,8 @@ def search(blocks: Sequence[Block], limit_bytes: int, most_nodes: int) -> list[i
     """
     if not blocks:
         return []
+    if _longest_descent(most_nodes) < len(blocks):  # each node places at most one block
+        return None
     tree = _Tree(Packing(blocks, limit_bytes))
     draw = random.Random(0)
     promotion, nodes = 1.0, float(effort.SKYLINE_SEARCH_RESTART_NODES)
@@ -44,6 +46,16 @@ def search(blocks: Sequence[Block], limit_bytes: int, most_nodes: int) -> list[i
         promotion = effort.SKYLINE_SEARCH_PROMOTION
         nodes *= effort.SKYLINE_SEARCH_RESTART_GROWTH
     return None
+
+
+def _longest_descent(most_nodes: int) -> int:
+    """Return the most nodes between two restarts of a search of `most_nodes` nodes."""
+    longest, nodes = 0, float(effort.SKYLINE_SEARCH_RESTART_NODES)
+    while most_nodes > 0:
+        longest = max(longest, min(int(nodes), most_nodes))
+        most_nodes -= int(nodes)
+        nodes *= effort.SKYLINE_SEARCH_RESTART_GROWTH
+    return longest
 
 
 @dataclass(slots=True)

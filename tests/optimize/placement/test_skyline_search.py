@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mbc.optimize.placement import skyline_search
 from mbc.optimize.placement.place_blocks import place
 from mbc.optimize.placement.skyline_search import search
 from mbc.optimize.placement.skyline_state import columns_of
@@ -68,6 +69,14 @@ def test_a_full_rectangle_is_packed_without_a_gap(seed: int) -> None:
     assert not overlaps(blocks, offsets)
     assert max(offset + block.size_bytes for offset, block in zip(offsets, blocks, strict=True)) == bound
     assert place(blocks)[1] > bound, "heuristics reach it as well: the test shows nothing"
+
+
+def test_a_search_that_ends_before_all_blocks_are_placed_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = [Block((i,), UNIT, i, i + 1) for i in range(400)]
+    assert search(row[:300], UNIT, 2500) == [0] * 300
+    assert search(row, UNIT, 20_000) == [0] * 400
+    monkeypatch.setattr(skyline_search, "Packing", None)
+    assert search(row, UNIT, 2500) is None
 
 
 def test_nodes_are_limited_and_the_same_blocks_get_the_same_offsets() -> None:
