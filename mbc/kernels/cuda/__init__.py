@@ -76,9 +76,10 @@ class Own:
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
         for kernel in _kernels_of(request):
-            if not _able(device, kernel) or _is_superseded(device, kernel) or not kernel.offered(request):
+            is_superseded = kernel.superseded_by is not None and device.has(kernel.superseded_by)
+            if not _able(device, kernel) or not kernel.offered(request) or _lacks_shared(device, kernel, request):
                 continue
-            if _lacks_shared(device, kernel, request):
+            if is_superseded and not kernel.measured_anyway(request):
                 continue
             for layouts in kernel.layouts(request):
                 workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
@@ -92,7 +93,7 @@ class Own:
                     time_us=estimate_us(effort),
                     measured=False,
                     accumulates=kernel.accumulates,
-                    by_measurement=kernel.by_measurement,
+                    by_measurement=kernel.by_measurement or is_superseded,
                 )
                 yield candidate, effort
 
@@ -233,10 +234,6 @@ def emulates_fp32(provider: str, name: str, precision: Precision = Precision.FP3
 
 def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bool:
     return kernel.shared(request) > device.shared_bytes_of_block
-
-
-def _is_superseded(device: DeviceSpec, kernel: OwnKernel) -> bool:
-    return kernel.superseded_by is not None and device.has(kernel.superseded_by)
 
 
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:

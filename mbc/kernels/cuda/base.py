@@ -139,6 +139,11 @@ def always(_: Request) -> bool:
     return True
 
 
+def never(_: Request) -> bool:
+    """Return False: the `measured_anyway` callback of kernels that are superseded for all requests."""
+    return False
+
+
 def planar(request: Request) -> bool:
     """Return whether no operand has more than two spatial axes."""
     return all(len(t.shape) <= 4 for t in (*request.inputs, *request.outputs))
@@ -245,6 +250,8 @@ class OwnKernel:
         needs: Instructions that the kernel needs and not every GPU has.
         superseded_by: Instructions by which other kernels are faster. The search gets this kernel only on GPUs that
             lack them; a plan for such a GPU also runs on newer ones.
+        measured_anyway: Returns whether the search gets the kernel where it is superseded, too, because no other kernel
+            takes the request. Only measured times make the search choose it there.
         emulates_fp32: Whether the kernel computes one fp32 product by several fp16 or tf32 products
             (`allow_emulated_fp32`).
         aligned: Whether operands must begin at multiples of 16 bytes, as whole buffers of a plan do.
@@ -277,6 +284,7 @@ class OwnKernel:
     shared: Callable[[Request], int] = no_shared
     needs: Instruction | None = None
     superseded_by: Instruction | None = None
+    measured_anyway: Callable[[Request], bool] = never
     emulates_fp32: bool = False
     aligned: bool = False
     bitwise_equal_to: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.cuda import KERNELS, OWN, generated_program, kernel_of, symbol_of
+from mbc.kernels.cuda import OWN, generated_program, kernel_of, symbol_of
 from mbc.kernels.cuda.base import PROVIDER, OwnKernel, layout_of
 from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.kernels.statistics import WITH_INSTANCE_STATISTICS
@@ -107,8 +107,9 @@ class Library:
 
 def offered_anywhere(request: Request) -> list[Candidate]:
     """Return the candidates of a GPU with wgmma, then those that only GPUs without wgmma get."""
-    older = (c for c in OWN.candidates(request, find_spec("a100-40")) if c.name in KERNELS)
-    return [*OWN.candidates(request, find_spec("h200")), *(c for c in older if KERNELS[c.name].superseded_by)]
+    newest = list(OWN.candidates(request, find_spec("h200")))
+    names = {candidate.name for candidate in newest}
+    return [*newest, *(c for c in OWN.candidates(request, find_spec("a100-40")) if c.name not in names)]
 
 
 def request_of(operation: Operation, types: Sequence[TensorType], precision: Precision) -> Request:

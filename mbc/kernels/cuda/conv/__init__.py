@@ -8,6 +8,7 @@
 * `dual_conv1x1`: two pointwise GEMMs in one launch
 * `conv1x1_mma`: these three families by mma.sync, for GPUs without wgmma
 * `implicit_gemm`: convolutions with windows by mma.sync, with batch statistics in the epilogue, and filter gradients
+* `implicit_gemm_strided`: data gradients of strided convolutions by mma.sync
 * `mma_gemm`: tiles, blocks and estimated times of convolutions by mma.sync
 * `conv1x1_narrow`: pointwise convolutions to at most eight filters
 * `conv1x1_narrow_norm`: pointwise convolutions to at most four filters behind a norm and a (leaky) ReLU

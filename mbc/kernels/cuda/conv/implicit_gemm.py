@@ -68,15 +68,22 @@ def _is_backward(request: Request) -> bool:
     return request.kind == "convolution_backward_data"
 
 
-def _takes_any_pass(request: Request) -> bool:
+def takes_any_pass(request: Request) -> bool:
+    """Return whether the kernels take the types, channels and windows of a convolution in any pass."""
     conv = ConvOperands.of(request)
     in_16_bits = {conv.image.dtype, conv.features.dtype} in ({DType.BF16}, {DType.FP16})
     return in_16_bits and channels_by(EIGHT, request) and max(attributes(request).kernel) <= MOST_TAPS
 
 
+def of_strided_volumes(request: Request) -> bool:
+    """Return whether a convolution has a stride along three axes: no kernel by wgmma computes its gradients."""
+    a = attributes(request)
+    return len(a.stride) == 3 and max(a.stride) > 1
+
+
 def _takes(request: Request) -> bool:
     return (
-        _takes_any_pass(request)
+        takes_any_pass(request)
         and (data_pass_is_convolution(request) or not _is_backward(request))
         and not conv1x1.PLAIN.takes(request)
     )
@@ -109,7 +116,7 @@ def _arithmetic_us(request: Request, device: DeviceSpec) -> float:
 
 
 def _takes_filter(request: Request) -> bool:
-    return _takes_any_pass(request) and request.outputs[0].dtype is DType.FP32
+    return takes_any_pass(request) and request.outputs[0].dtype is DType.FP32
 
 
 def _filter_gemm(request: Request, accumulate: bool = False) -> ImplicitGemmFilterArguments:
@@ -159,7 +166,7 @@ def _filter_arithmetic_us(request: Request, device: DeviceSpec) -> float:
     return mma_gemm.tiles_us(request, device, gemm.tiles * gemm.blocks, gemm.tile_filters * gemm.tile_columns * depth)
 
 
-_FORWARD = OwnKernel(
+FORWARD = OwnKernel(
     "convolution",
     "conv/implicit_gemm.cu",
     ImplicitGemmArguments,
@@ -175,13 +182,13 @@ _FORWARD = OwnKernel(
     version=2,
 )
 _WITH_STATISTICS = replace(
-    with_statistics(_FORWARD, lambda request: _blocks(convolution_of(request))),
+    with_statistics(FORWARD, lambda request: _blocks(convolution_of(request))),
     time_us=moved_us,
-    without_statistics=_FORWARD.name,
+    without_statistics=FORWARD.name,
     operands="image weights x mean variance workspace",
 )
 _BACKWARD_FILTER = replace(
-    _FORWARD,
+    FORWARD,
     kind="convolution_backward_filter",
     file="conv/implicit_gemm_filter.cu",
     struct=ImplicitGemmFilterArguments,
@@ -194,11 +201,12 @@ _BACKWARD_FILTER = replace(
     launcher="implicit_gemm_backward_filter",
     takes=_takes_filter,
     shared=_filter_shared_bytes,
+    measured_anyway=of_strided_volumes,
 )
 
 KERNELS = (
-    _FORWARD,
-    replace(_FORWARD, kind="convolution_backward_data", launcher="implicit_gemm_backward_data"),
+    FORWARD,
+    replace(FORWARD, kind="convolution_backward_data", launcher="implicit_gemm_backward_data"),
     _WITH_STATISTICS,
     _BACKWARD_FILTER,
 )
