@@ -159,7 +159,7 @@ class Search:
         probes: The probes so far.
         tell: Receives each new probe.
         of_budgets: Whether the probes differ in their budget only. Then no refusal names a larger plan than the
-            smallest of all probes.
+            smallest one above its budget that an earlier probe found.
     """
 
     plan_at: PlanAt
@@ -179,18 +179,18 @@ class Search:
             except MbcError as error:
                 if not _is_of_search(error):
                     raise
-                self.probes[at] = Probe(at, None, self._with_smallest(error) if self.of_budgets else error)
+                self.probes[at] = Probe(at, None, self._with_smallest(error, at) if self.of_budgets else error)
             self.tell(self.probes[at])
         return self.probes[at]
 
-    def _with_smallest(self, error: MbcError) -> MbcError:
-        refusals = (probe.refusal for probe in self.probes.values())
-        sizes = [one.needed_bytes for one in refusals if isinstance(one, BudgetError) and one.is_planned]
-        least_bytes = min(sizes + [f.needed_bytes for f in self.planned], default=UNLIMITED_BYTES)
-        if not isinstance(error, BudgetError) or not error.floor_bytes < least_bytes < error.needed_bytes:
+    def _with_smallest(self, error: MbcError, budget_bytes: int) -> MbcError:
+        earlier = [probe.figures or probe.refusal for probe in self.probes.values()]
+        plans = (p for p in earlier if isinstance(p, Figures) or (isinstance(p, BudgetError) and p.is_planned))
+        # A size within the budget is no remedy: a search that tries it next would stay where it is.
+        size_bytes = min((p.needed_bytes for p in plans if p.needed_bytes > budget_bytes), default=UNLIMITED_BYTES)
+        if not isinstance(error, BudgetError) or not error.floor_bytes < size_bytes < error.needed_bytes:
             return error
-        message = f"the smallest plan found takes {show_size(least_bytes)}"
-        return replace(error, message=message, needed_bytes=least_bytes)
+        return replace(error, message=f"the smallest plan found takes {show_size(size_bytes)}", needed_bytes=size_bytes)
 
     @property
     def planned(self) -> list[Figures]:

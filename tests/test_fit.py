@@ -244,7 +244,7 @@ def test_budgets_from_the_floor_to_no_limit():
     assert len(planner.asked) == 3 and "without a limit: " in text and text.count("MBC204") == 4 and "0.00 %" in text
 
 
-def test_no_refusal_of_a_budget_names_more_than_a_plan_takes():
+def test_no_refusal_of_a_budget_names_more_than_the_smallest_plan_above_it():
     def plan_at(budget_bytes):
         if budget_bytes < 2 * least_bytes:  # as if the search missed its smallest plan
             raise BudgetError("MBC204", "too much", "", needed_bytes=3 * least_bytes, floor_bytes=1)
@@ -254,8 +254,9 @@ def test_no_refusal_of_a_budget_names_more_than_a_plan_takes():
     for of_budgets, named_bytes in ((True, least_bytes), (False, 3 * least_bytes)):
         search = Search(plan_at, {}, of_budgets=of_budgets)
         assert search.probe(2 * least_bytes).figures.needed_bytes == least_bytes
-        refused = search.probe(least_bytes)
+        refused = search.probe(least_bytes - 1)
         assert refused.refusal.needed_bytes == named_bytes and show_size(named_bytes) in reason(refused)
+        assert search.probe(least_bytes).refusal.needed_bytes == 3 * least_bytes, "not its own budget"
 
 
 def test_a_budget_below_one_without_host_memory_is_planned():
