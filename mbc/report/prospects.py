@@ -28,7 +28,7 @@ def probe_line(name: str, probe: Probe) -> str:
 
 
 def prospect_line(p: Prospect, number: int, count: int) -> str:
-    """Format what is known of configuration `number` of `count`, for printing as soon as it is."""
+    """Return the line about configuration `number` of `count`, which is printed before the next one is planned."""
     f, c = p.probe.figures, p.configuration
     fits = "does not fit" if f is None else f"{_times(f, 1)[0]} a step, takes {show_size(f.needed_bytes)}"
     least = "" if p.least is None else f", trains from {show_size(p.least.budget_bytes)}"

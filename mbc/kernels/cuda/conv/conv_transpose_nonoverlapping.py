@@ -119,7 +119,7 @@ _CONCAT = replace(
 
 
 def _of_volumes(kernel: OwnKernel) -> OwnKernel:
-    """Return the kernel for volumes, with a name of its own: no GPU has measured it."""
+    """Return the kernel for volumes, with a name of its own: its estimate is too short (decision 088)."""
     return replace(_of_rank(kernel, 5), named=f"{kernel.launcher}_volume", by_measurement=True)
 
 
