@@ -17,7 +17,7 @@ from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.in_place import alias_in_place
-from mbc.optimize.search.solution import Problem, Solution, free_bytes, scheduled_draft
+from mbc.optimize.search.solution import Problem, Solution, Spent, free_bytes, scheduled_draft
 from mbc.optimize.search.variants import Undecided, placed_variants, undecided
 from mbc.options import UNLIMITED_BYTES
 
@@ -254,7 +254,16 @@ def _fit(problem: Problem, techniques: AllowedTechniques, known_us: float) -> So
             solutions += placed_variants(problem, techniques, known_us, defer_reads)
             if any(map(problem.fits, solutions)) or known_us < math.inf or problem.exhausted:
                 break
-    return problem.best(solutions) if solutions else None
+    return replace(problem.best(solutions), origin=(problem, techniques)) if solutions else None
+
+
+def fit_again(solution: Solution, available_bytes: int) -> Solution | None:
+    """Return a step by the techniques of another step within fewer bytes; None if the search finds none that fits."""
+    if solution.origin is None:
+        return None
+    problem, techniques = solution.origin
+    again = _fit(replace(problem, available_bytes=available_bytes, spent=Spent()), techniques, math.inf)
+    return again if again is not None and again.fits(available_bytes) else None
 
 
 def _kept(problem: Problem, techniques: AllowedTechniques) -> Solution:

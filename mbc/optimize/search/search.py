@@ -26,7 +26,7 @@ from mbc.optimize.schedule.choose_buckets import Buckets, choose_buckets
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.search.assemble_plan import assemble_plan
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
-from mbc.optimize.search.fit_budget import fit
+from mbc.optimize.search.fit_budget import fit, fit_again
 from mbc.optimize.search.limits import Limits as Limits
 from mbc.optimize.search.overhead import reserved_bytes, tables_bytes, usual_bytes
 from mbc.optimize.search.select_relu_masks import masks_of_kept, with_relu_masks
@@ -167,22 +167,26 @@ class Search:
         return reserved_bytes(table.device, table.graph.precision, draft)
 
     def within_budget(self) -> Solution:
-        """Return the fastest step within the budget, whose overhead depends on the launches of the step."""
+        """Return the fastest step within the budget, whose overhead depends on the launches of the step.
+
+        Where a step has more launches than expected, a step is searched within fewer bytes, by the same techniques if
+        one fits.
+        """
         available_bytes = self.available_bytes
 
-        def beside(more_bytes: int) -> Solution:
-            return self.within(available_bytes - int(more_bytes * effort.REFIT_MARGIN))
+        def beside(more_bytes: int) -> int:
+            return available_bytes - int(more_bytes * effort.REFIT_MARGIN)
 
         # A step that keeps everything has fewer launches than most plans within a budget, and offloads nothing.
         kept = emit_launches(self.unmasked.table, self.unmasked.unlimited)
         lacking_bytes = -min(free_bytes(kept, available_bytes).values())
         mapped_bytes = tables_bytes(min(lacking_bytes, self.techniques.outside_bytes))
-        solution = beside(self.overhead_bytes(kept) - self.usual_bytes + mapped_bytes)
+        solution = self.within(beside(self.overhead_bytes(kept) - self.usual_bytes + mapped_bytes))
         for _ in range(effort.MAX_REFITS):
             more_bytes = self.overhead_bytes(solution.draft) - self.usual_bytes
             if not available_bytes - more_bytes < solution.placed.arena_bytes <= available_bytes:
                 break
-            solution = beside(more_bytes)
+            solution = fit_again(solution, beside(more_bytes)) or self.within(beside(more_bytes))
         return solution
 
     def within(self, available_bytes: int) -> Solution:

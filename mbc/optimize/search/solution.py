@@ -95,11 +95,19 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """A draft with addresses. It exceeds the available bytes where no solution that fits was found."""
+    """A draft with addresses. It exceeds the available bytes where no solution that fits was found.
+
+    Attributes:
+        draft: The step's launches and buffers.
+        placed: Their addresses.
+        selector: Choices for the graph.
+        origin: The problem and the techniques by which a search found the step; None where no search did.
+    """
 
     draft: Draft
     placed: Placed
     selector: Selector
+    origin: tuple[Problem, AllowedTechniques] | None = field(default=None, compare=False)
 
     @property
     def table(self) -> CandidateTable:

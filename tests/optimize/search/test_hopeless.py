@@ -87,3 +87,30 @@ def test_steps_that_take_too_long_are_not_searched_for() -> None:
     assert free.train_us < train_us == try_plan(source, replace(options, slowest_us=2 * train_us)).predictions.train_us
     with pytest.raises(BudgetError, match="MBC204"):
         try_plan(source, replace(options, slowest_us=free.train_us))
+
+
+def test_a_step_with_more_launches_than_expected_is_searched_again_by_its_techniques(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = read_source(str(EXAMPLES / "resnet.mbc"))
+    free = try_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
+    fit, fit_again, reserved_bytes = search.fit, search.fit_again, search.reserved_bytes
+    fits: list[object] = []
+    again: list[object] = []
+    expected: list[int] = []
+
+    def reserved(device: Any, precision: Any, draft: Any) -> int:
+        expected.append(len(draft.train.launches))
+        return reserved_bytes(device, precision, draft) + free.arena_bytes // 450 * max(0, expected[-1] - expected[0])
+
+    monkeypatch.setattr(search, "reserved_bytes", reserved)
+    monkeypatch.setattr(search, "fit", lambda *asked: (fits.append(asked), fit(*asked))[1])
+    monkeypatch.setattr(search, "fit_again", lambda *asked: again.append(fit_again(*asked)) or again[-1])
+    budget_bytes = free.overhead_bytes + int(0.6 * free.arena_bytes)
+    options = Options("h200", (*SETTINGS, ("memory.device", f"{budget_bytes}B")), without=frozenset({"offload"}))
+    plan = try_plan(source, options)
+    assert [one is not None for one in again] == [True] and len(fits) == 1
+    assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= budget_bytes
+    expected.clear()
+    monkeypatch.setattr(search, "fit_again", lambda *_: None)
+    assert try_plan(source, options).predictions == plan.predictions and len(fits) == 3
