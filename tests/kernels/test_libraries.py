@@ -121,7 +121,8 @@ def test_cudnns_convolutions_of_volumes_are_estimated_near_measurements_of_an_h2
     """They are those of nnU-Net that take 100 us or more. Few channels do not fill the tiles of cuDNN's engines.
 
     Left out are products (1 x 1 x 1), windows that do not overlap, which mbc's own kernels run in a quarter of cuDNN's
-    time, and tensors of over 2 GiB, for which cuDNN has only slow engines.
+    time, and tensors of over 2 GiB, for which cuDNN has only slow engines. Where one of mbc's kernels is the fastest,
+    the profile lacks those of cuDNN that it beats.
     """
     profile = read_profile(bundled_path("h200"))
     ratios: list[float] = []
@@ -133,10 +134,11 @@ def test_cudnns_convolutions_of_volumes_are_estimated_near_measurements_of_an_h2
             continue
         if attributes(asked).kernel in ((1, 1, 1), attributes(asked).stride):
             continue
-        times_us = [m.time_us for m in measurements if m.provider == "cudnn" and not m.refused and not m.dominated]
-        if times_us and min(times_us) >= 100:
+        usable = [m for m in measurements if not m.refused and not m.dominated]
+        times_us = [m.time_us for m in usable if m.provider == "cudnn"]
+        if times_us and min(times_us) >= 100 and min(usable, key=lambda m: m.time_us).provider == "cudnn":
             estimated_us = min(c.time_us for c in CUDNN_CONVOLUTION.candidates(asked, find_spec("h200")))
             ratios.append(min(times_us) / estimated_us)
-    assert len(ratios) >= 6
+    assert len(ratios) >= 4
     assert 0.8 < median(ratios) < 1.25
     assert max(ratios) < 2

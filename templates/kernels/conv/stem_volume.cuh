@@ -8,8 +8,8 @@
 #pragma once
 
 #include "mma.cuh"
-#include "plane_sweep.cuh"
 #include "stem_volume_arguments.h"
+#include "sweep_tiles.cuh"
 
 namespace mbc {
 
