@@ -253,10 +253,12 @@ def test_no_refusal_of_a_budget_names_more_than_the_smallest_plan_above_it():
     planner, least_bytes = Planner(0, batch=50), OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 50
     for of_budgets, named_bytes in ((True, least_bytes), (False, 3 * least_bytes)):
         search = Search(plan_at, {}, of_budgets=of_budgets)
-        assert search.probe(2 * least_bytes).figures.needed_bytes == least_bytes
-        refused = search.probe(least_bytes - 1)
-        assert refused.refusal.needed_bytes == named_bytes and show_size(named_bytes) in reason(refused)
-        assert search.probe(least_bytes).refusal.needed_bytes == 3 * least_bytes, "not its own budget"
+        planned, refused = search.probe(2 * least_bytes).figures, search.probe(least_bytes - 1)
+        assert planned is not None and planned.needed_bytes == least_bytes
+        assert isinstance(refused.refusal, BudgetError) and refused.refusal.needed_bytes == named_bytes
+        assert show_size(named_bytes) in reason(refused)
+        again = search.probe(least_bytes).refusal
+        assert isinstance(again, BudgetError) and again.needed_bytes == 3 * least_bytes, "not its own budget"
 
 
 def test_a_budget_below_one_without_host_memory_is_planned():
