@@ -148,7 +148,7 @@ struct GradientCopies {
     const ClassTiles& at = gemm.pixels;
     k.tap = (at.z.tap(k.z) * at.f.y.kernel + at.y.tap(k.y)) * at.f.x.kernel + at.x.tap(k.x);
     k.offset = ((k.z * at.f.y.size + k.y) * at.f.x.size + k.x) * at.f.channels;
-    copies.filters = at.columns(k) - column;
+    copies.filters_left = at.columns(k) - column;
   }
   __device__ void start(char* stage) const { copies.start(stage, k, gemm.pixels.is_there()); }
   __device__ void advance() {

@@ -101,13 +101,15 @@ struct MmaCopies {
   const G& gemm;
   int32_t channel, to, to_weights;  // first of eight channels; offsets of the first copies in a stage
   int32_t weight[WEIGHTS];          // element of the first K
-  int32_t filters;                  // from the first one on that the thread copies; beyond the last, nothing is read
+  // Filters, or columns of weights, from the first one that the thread copies to the last. Where a tile has more, the
+  // thread writes zeros and reads no weights: all blocks would wait for the same line of the L2 cache.
+  int32_t filters_left;
   MmaPixel pixel[PIXELS];           // from `channel` on
 
   __device__ MmaCopies(const G& gemm_, int32_t first_filter) : gemm(gemm_) {
     const int32_t thread = threadIdx.x, row = thread / 4, n = thread % EIGHTS, taps = gemm.pixels.taps();
     channel = thread % 4 * 8;
-    filters = gemm.filters - first_filter - (G::BACKWARD ? n * 8 : row);
+    filters_left = gemm.filters - first_filter - (G::BACKWARD ? n * 8 : row);
     to = k_row_offset(row, thread % 4);
     to_weights = Tile::A_BYTES + (G::BACKWARD ? wide_row_offset<EIGHTS * 16>(k_row(), n) : k_row_offset<true>(row, thread % 4));
 #pragma unroll
@@ -136,9 +138,9 @@ struct MmaCopies {
     for (int i = 0; i < WEIGHTS; ++i) {
       if constexpr (G::BACKWARD)
         copy_eight(stage + to_weights + i * K_ROWS * EIGHTS * 16, gemm.weights, weight[i] + first_weight,
-                   there && filters > 0 && k.channel + k_row() + i * K_ROWS < gemm.channels);
+                   there && filters_left > 0 && k.channel + k_row() + i * K_ROWS < gemm.channels);
       else
-        copy_eight(stage + to_weights + i * ROWS * MMA_CHANNELS * 2, gemm.weights, weight[i] + first_weight, inside && i * ROWS < filters);
+        copy_eight(stage + to_weights + i * ROWS * MMA_CHANNELS * 2, gemm.weights, weight[i] + first_weight, inside && i * ROWS < filters_left);
     }
   }
 };
