@@ -1,16 +1,17 @@
 """Steps of a GPU that poses as older ones, beside `torch.compile` in the same run with everything that the GPU has.
 
-Each row is one run of `mbc bench`: a network, an architecture, and either any kernel that runs, or mbc's own kernels,
-which all pose, for all operations that they run on tensor cores. Libraries do not pose; the second kind of row leaves
-them above all filter gradients. `library_launches` counts theirs. ResNet-50 trains as each architecture, ten more
-networks train as sm_80. `speedup` is the step of the fastest variant of `torch.compile` over mbc's; `asked` is the
-least speedup that was asked for. Networks of torchvision are imported once (`imported_sources.py`).
+Each row is a network, an architecture, and either any kernel that runs, or mbc's own kernels, which all pose, for all
+operations that they run on tensor cores. Libraries do not pose; the second kind of row leaves them above all filter
+gradients. `library_launches` counts theirs. ResNet-50 trains as each architecture, ten more networks train as sm_80.
+`speedup` is the step of the fastest variant of `torch.compile` over mbc's; `asked` is the least speedup that was asked
+for. PyTorch does not pose, so that it is timed once in a run for all rows of one network and precision. Networks of
+torchvision are imported once (`imported_sources.py`).
 
-    python benchmarks/posed.py [--only NAME ...] [--again] [--modes default] [--measure-for 60s] [--most 90s]
+    python benchmarks/posed.py [--only NAME ...] [--again] [--modes default] [--measure-for 60s] [--most 90]
     python benchmarks/posed.py --plan-only [--only "resnet50 128"]
 
-Rows are made to take some 4 minutes. `--modes default,max-autotune` also tries PyTorch's slower mode; give `--most`
-more time then. The last line has the least and the median speedup of the ten networks.
+The first row of a network takes some 4 minutes. `--modes default,max-autotune` also tries PyTorch's slower mode; give
+`--most` more time then. The last line has the least and the median speedup of the ten networks.
 
 `--plan-only` plans the steps for an H200 that poses, without a GPU, and writes no results.
 """
@@ -18,7 +19,6 @@ more time then. The last line has the least and the median speedup of the ten ne
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -33,18 +33,39 @@ from imported_sources import written
 from modules import median
 from record import ROOT, attempt, need_gpu, results, show, start
 
+from mbc.bench.contender_messages import MBC, Contender, Job, Result, contenders
+from mbc.bench.race import TOLERANCES, Race, compared, run_apart
 from mbc.compiler import compile_plan
 from mbc.options import OWN_FIRST, Options
+from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.report.devices import library_launches
 from mbc.source import Source
 
 OWN = (OWN_FIRST,)
-TIMEOUT_S = 3600.0
+TORCH = "torch.compile"
 LEAST, MEDIAN = 1.05, 1.25  # speedups of the ten networks
 COLUMNS = (
     "name", "asked", "mbc_ms", "torch_ms", "speedup", "predicted_ms", "measured_share", "library_launches",
     "same_mathematics",
 )  # fmt: skip
+
+
+Peers = dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[Contender, Result]]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits of a row, and what is tried of `torch.compile`.
+
+    Attributes:
+        measure_for: Time limit of measuring mbc's kernels, as `mbc compile` takes it.
+        most_s: Time limit of each contender, in seconds.
+        modes: Modes of `torch.compile`.
+    """
+
+    measure_for: str = "60s"
+    most_s: float = 90.0
+    modes: tuple[str, ...] = ("default",)
 
 
 @dataclass(frozen=True)
@@ -110,40 +131,63 @@ def planned(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def command(case: Case, output: Path, options: Sequence[str] = ()) -> list[str]:
-    """Return the command that times a case on this machine's GPU, and writes its results to a file.
+def command(case: Case, package: Path, measure_for: str) -> list[str]:
+    """Return the command that measures kernels on this machine's GPU and builds the package of a case.
 
     Args:
         case: The case.
-        output: The file.
-        options: More options of `mbc bench`.
+        package: Folder of the package.
+        measure_for: Time limit of measuring, as `mbc compile` takes it.
     """
     return [
-        sys.executable, "-m", "mbc", "bench", str(case.path), "--gpu", f"auto@{case.pose}", "--against",
-        "torch.compile", "-o", str(output),
-        *(word for name, value in case.settings for word in ("--set", f"{name}={value}")),
-        *(word for provider in case.providers for word in ("--provider", provider)), *options,
+        sys.executable, "-m", "mbc", "compile", str(case.path), "--gpu", f"auto@{case.pose}", "-o", str(package),
+        "--measure-for", measure_for, *(word for name, value in case.settings for word in ("--set", f"{name}={value}")),
+        *(word for provider in case.providers for word in ("--provider", provider)),
     ]  # fmt: skip
 
 
-def timed(case: Case, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Time a case beside `torch.compile`, and return its figures."""
+def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
+    """Build and time a case before and after `torch.compile`, and return its figures.
+
+    Args:
+        case: The case.
+        limits: Time limits, and modes of `torch.compile`.
+        peers: Results of `torch.compile` by network and settings, to which missing ones are added.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "posed.bench.json"
+        package = Path(folder) / "posed"
         done = subprocess.run(
-            command(case, output, options), cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT_S, check=False
+            command(case, package, limits.measure_for), cwd=ROOT, text=True, capture_output=True, check=False
         )
-        if not output.exists():
-            raise SystemExit(done.stderr.strip() or f"mbc bench ended with {done.returncode}")
-        document = json.loads(output.read_text(encoding="utf-8"))
-    mbc_ms, best = document["mbc"]["step_ms"], document["best"]["torch.compile"]
-    ratio = None if best is None else best["ratio"]
+        if done.returncode:
+            raise SystemExit(done.stderr.strip() or f"mbc compile ended with {done.returncode}")
+        plan = load_plan((package / PLAN_FILE).read_text(encoding="utf-8"), PLAN_FILE)
+        job = Job(Source(case.path.name, case.path.read_text("utf-8")), case.settings, None, str(package), "cuda")
+
+        def run(contender: Contender) -> Result:
+            return run_apart(job, contender, limits.most_s)
+
+        ours = run(Contender(MBC))
+        if ours.problem:
+            raise SystemExit(ours.problem)
+        precision = plan.graph.precision
+        network = (case.network, case.settings)
+        if network not in peers:
+            peers[network] = [(peer, run(peer)) for peer in contenders(TORCH, precision, True, limits.modes)]
+        again = run(Contender(MBC))
+    tolerance = TOLERANCES[precision]
+    entries = tuple(compared(peer, result, ours, tolerance) for peer, result in peers[network])
+    result = Race(ours, None, tolerance, entries)
+    mbc_ms, best = ours.step_ms if again.problem else (ours.step_ms + again.step_ms) / 2, result.best(TORCH)
+    torch_ms = None if best is None else best.result.step_ms
+    speedup = torch_ms and torch_ms / mbc_ms
     return {
-        **{key: document[key] for key in ("planned_for", "predicted_ms", "measured_share", "same_mathematics")},
-        "asked": case.asked, "mbc_ms": mbc_ms, "torch_ms": ratio and ratio * mbc_ms, "speedup": ratio,
-        "library_launches": document["library_launches"],
-        "options": list(options),
-        "passed": ratio is not None and document["same_mathematics"] and ratio >= case.asked,
+        "planned_for": plan.target.gpu, "predicted_ms": plan.predictions.train_us / 1e3,
+        "measured_share": plan.predictions.measured_share, "same_mathematics": result.fair,
+        "asked": case.asked, "mbc_ms": mbc_ms, "torch_ms": torch_ms, "speedup": speedup,
+        "library_launches": library_launches(plan),
+        "options": [f"--measure-for {limits.measure_for}", f"--modes {','.join(limits.modes)}"],
+        "passed": speedup is not None and result.fair and speedup >= case.asked,
     }  # fmt: skip
 
 
@@ -168,7 +212,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also cases that have results")
     parser.add_argument("--modes", default="default", help="modes of torch.compile")
     parser.add_argument("--measure-for", default="60s", metavar="TIME", help="measure mbc's kernels for at most TIME")
-    parser.add_argument("--most", default="90s", metavar="TIME", help="time limit of a variant of torch.compile")
+    parser.add_argument("--most", type=float, default=90.0, metavar="SECONDS", help="time limit of each contender")
     parser.add_argument("--plan-only", action="store_true", help="plan without a GPU, and write no results")
     asked = parser.parse_args()
     names = chosen(asked.only)
@@ -178,11 +222,11 @@ def main() -> None:
             show([attempt(partial(planned, CASES[name]), name)], COLUMNS)
         return
     need_gpu("--plan-only plans the steps without one")
-    options = ("--modes", asked.modes, "--measure-for", asked.measure_for, "--most", asked.most)
+    limits, peers = Limits(asked.measure_for, asked.most, tuple(asked.modes.split(","))), Peers()
     kept = results("posed", asked.again)
     for name in names:
         if not kept.done(name):
-            kept.put(attempt(partial(timed, CASES[name], options), name))
+            kept.put(attempt(partial(timed, CASES[name], limits, peers), name))
     show(list(kept.rows.values()), COLUMNS)
     print(summary(list(kept.rows.values())))
 

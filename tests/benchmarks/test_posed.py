@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import posed
 
+from mbc.bench.contender_messages import MBC, Contender, Result
 from mbc.cli.arguments import parse as parse_arguments
 from mbc.compiler import compile_plan
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.target import find_device
 from mbc.options import Options
+from mbc.plan.file import PLAN_FILE, dump_plan
 from mbc.plan.model import Kernel
 from mbc.source import Source
 
@@ -29,27 +30,41 @@ def test_every_case_is_one_that_mbc_takes(name: str) -> None:
     assert find_device(f"h200@{case.pose}").architecture == case.pose
     if "/" in case.network:
         return  # to write it takes torchvision
-    arguments = parse_arguments(posed.command(case, Path("here.json"), ("--measure-for", "60s", "--most", "90s"))[3:])
+    arguments = parse_arguments(posed.command(case, Path("here"), "60s")[3:])
     assert arguments.gpu == f"auto@{case.pose}" and tuple(arguments.providers) == case.providers
     lowered = lower(parse(Source(case.path.name, case.path.read_text())), case.settings, None)
     assert str(lowered.precision) == dict(case.settings)["train.precision"]
 
 
-@pytest.mark.parametrize(("ratio", "passes"), [(1.5, True), (1.45, True), (1.44, False), (None, False)])
-def test_figures(monkeypatch: pytest.MonkeyPatch, ratio: float | None, passes: bool) -> None:
-    def bench(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        best = None if ratio is None else {"variant": "default", "ratio": ratio}
-        document = {
-            "planned_for": "NVIDIA H200@sm_80", "predicted_ms": 2.1, "measured_share": 1.0, "same_mathematics": True,
-            "library_launches": 3, "mbc": {"step_ms": 2.0}, "best": {"torch.compile": best},
-        }  # fmt: skip
-        Path(command[command.index("-o") + 1]).write_text(json.dumps(document))
+@pytest.mark.parametrize(("torch_ms", "passes"), [(3.0, True), (2.9, True), (2.89, False), (None, False)])
+def test_figures_of_rows_that_share_a_peer(
+    monkeypatch: pytest.MonkeyPatch, torch_ms: float | None, passes: bool
+) -> None:
+    case = posed.CASES["resnet50 128 sm_80, any kernel"]
+    plan = compile_plan(Source(case.path.name, case.path.read_text()), Options("h200@sm_80", case.settings))
+    ran: list[str] = []
+
+    def build(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        folder = Path(command[command.index("-o") + 1])
+        folder.mkdir()
+        (folder / PLAN_FILE).write_text(dump_plan(plan))
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(subprocess, "run", bench)
-    row = posed.timed(posed.CASES["resnet50 128 sm_80, any kernel"])
-    assert row["passed"] == passes and row["speedup"] == ratio
-    assert row["torch_ms"] == (None if ratio is None else pytest.approx(2.0 * ratio))
+    def run(job: object, contender: Contender, most_s: float) -> Result:
+        ran.append(contender.peer)
+        if contender.peer == MBC:
+            return Result((1.0, 0.9), step_ms=(1.9, 2.1)[ran.count(MBC) % 2])
+        return Result(problem="no GPU") if torch_ms is None else Result((1.0, 0.9), step_ms=torch_ms)
+
+    monkeypatch.setattr(subprocess, "run", build)
+    monkeypatch.setattr(posed, "run_apart", run)
+    peers = posed.Peers()
+    rows = [posed.timed(case, posed.Limits(), peers) for _ in range(2)]
+    for row in rows:
+        assert row["passed"] == passes and row["torch_ms"] == torch_ms and row["mbc_ms"] == pytest.approx(2.0)
+        assert row["speedup"] == (None if torch_ms is None else pytest.approx(torch_ms / 2))
+    settings = ran.count(posed.TORCH)
+    assert ran == [MBC, *(posed.TORCH,) * settings, MBC, MBC, MBC] and settings >= 1
 
 
 def test_the_ten_networks_are_summed_up() -> None:
