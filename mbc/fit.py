@@ -159,7 +159,7 @@ class Search:
         probes: The probes so far.
         tell: Receives each new probe.
         of_budgets: Whether the probes differ in their budget only. Then no refusal names a larger plan than the
-            smallest one above its budget that an earlier probe found.
+            smallest one above its budget that any probe has found so far.
     """
 
     plan_at: PlanAt
@@ -179,18 +179,30 @@ class Search:
             except MbcError as error:
                 if not _is_of_search(error):
                     raise
-                self.probes[at] = Probe(at, None, self._with_smallest(error, at) if self.of_budgets else error)
-            self.tell(self.probes[at])
-        return self.probes[at]
+                self.probes[at] = Probe(at, None, error)
+            self.tell(self._with_smallest(self.probes[at]))
+        return self._with_smallest(self.probes[at])
 
-    def _with_smallest(self, error: MbcError, budget_bytes: int) -> MbcError:
-        earlier = [probe.figures or probe.refusal for probe in self.probes.values()]
-        plans = (p for p in earlier if isinstance(p, Figures) or (isinstance(p, BudgetError) and p.is_planned))
+    def all_probes(self) -> tuple[Probe, ...]:
+        """Return the probes so far, in the order of the batch or the budget."""
+        return tuple(self._with_smallest(probe) for _, probe in sorted(self.probes.items()))
+
+    def _with_smallest(self, probe: Probe) -> Probe:
+        """Return a probe of a budget whose refusal names the smallest plan above the budget that any probe has found.
+
+        Each budget is searched anew, so that budgets of that size may be refused.
+        """
+        refusal = probe.refusal
+        if not self.of_budgets or not isinstance(refusal, BudgetError):
+            return probe
+        results = [other.figures or other.refusal for other in self.probes.values()]
+        plans = (p for p in results if isinstance(p, Figures) or (isinstance(p, BudgetError) and p.is_planned))
         # A size within the budget is no remedy: a search that tries it next would stay where it is.
-        size_bytes = min((p.needed_bytes for p in plans if p.needed_bytes > budget_bytes), default=UNLIMITED_BYTES)
-        if not isinstance(error, BudgetError) or not error.floor_bytes < size_bytes < error.needed_bytes:
-            return error
-        return replace(error, message=f"the smallest plan found takes {show_size(size_bytes)}", needed_bytes=size_bytes)
+        size_bytes = min((p.needed_bytes for p in plans if p.needed_bytes > probe.at), default=UNLIMITED_BYTES)
+        if not refusal.floor_bytes < size_bytes < refusal.needed_bytes:
+            return probe
+        message = f"the smallest plan found takes {show_size(size_bytes)}"
+        return replace(probe, refusal=replace(refusal, message=message, needed_bytes=size_bytes, is_certain=False))
 
     @property
     def planned(self) -> list[Figures]:
@@ -223,7 +235,7 @@ def largest_batch(plan_at: PlanAt, batches: Batches, tell: Tell = _ignore) -> Ba
         if not search.planned:
             raise
     return BatchFit(
-        tuple(search.probes[at] for at in sorted(search.probes)),
+        search.all_probes(),
         max(search.planned, key=lambda f: f.batch),
         max(search.planned, key=lambda f: (f.images_per_s, f.batch)),
         finished,
@@ -340,7 +352,7 @@ def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCu
             refusal = reason if isinstance(reason, BudgetError) else None
     except KeyboardInterrupt:
         finished = False
-    return BudgetCurve(tuple(search.probes[at] for at in sorted(search.probes)), unlimited, finished)
+    return BudgetCurve(search.all_probes(), unlimited, finished)
 
 
 def own_batch(source: Source, options: Options) -> int:

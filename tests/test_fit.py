@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import permutations, product
 from random import Random
 
 import pytest
@@ -251,14 +252,17 @@ def test_no_refusal_of_a_budget_names_more_than_the_smallest_plan_above_it():
         return planner.plan(50, budget_bytes)
 
     planner, least_bytes = Planner(0, batch=50), OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 50
-    for of_budgets, named_bytes in ((True, least_bytes), (False, 3 * least_bytes)):
+    budgets = 2 * least_bytes, least_bytes, least_bytes - 1
+    for order, of_budgets in product(permutations(budgets), (True, False)):
         search = Search(plan_at, {}, of_budgets=of_budgets)
-        planned, refused = search.probe(2 * least_bytes).figures, search.probe(least_bytes - 1)
-        assert planned is not None and planned.needed_bytes == least_bytes
-        assert isinstance(refused.refusal, BudgetError) and refused.refusal.needed_bytes == named_bytes
-        assert show_size(named_bytes) in reason(refused)
-        again = search.probe(least_bytes).refusal
-        assert isinstance(again, BudgetError) and again.needed_bytes == 3 * least_bytes, "not its own budget"
+        for budget_bytes in order:
+            search.probe(budget_bytes)
+        below, own, above = search.all_probes()
+        assert above.figures is not None and above.figures.needed_bytes == least_bytes
+        named_bytes = least_bytes if of_budgets else 3 * least_bytes
+        assert isinstance(below.refusal, BudgetError) and below.refusal.needed_bytes == named_bytes
+        assert show_size(named_bytes) in reason(below)
+        assert isinstance(own.refusal, BudgetError) and own.refusal.needed_bytes == 3 * least_bytes, "its own budget"
 
 
 def test_a_budget_below_one_without_host_memory_is_planned():

@@ -83,9 +83,9 @@ def judge(
         return Search(plan_at, {}, lambda probe: tell(f"{name}, {what}", probe), of_budgets)
 
     budgets = searched(lambda at: plan(with_budget(options, at), name), "within", of_budgets=True)
-    probe = budgets.probe(question.budget_bytes)
     least = least_budget(budgets, question.budget_bytes, question.memory_bytes) if question.least else None
-    prospect = Prospect(configuration, probe, least)
+    # The refusal of the first probe names the smallest plan of the search for the least budget.
+    prospect = Prospect(configuration, budgets.probe(question.budget_bytes), least)
     try:
         if question.largest == "batch":
             search = searched(lambda at: plan(with_batch(within, at), f"{name}, batch {at}"), "batch")
