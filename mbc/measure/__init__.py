@@ -23,7 +23,9 @@
 * `kernel_library`: runs any candidate through the code of a generated module
 * `cudnn_library`: cuDNN's backend API through ctypes
 * `cudnn_constants`: constants of cuDNN's backend API
-* `cudnn_engines`: engine configurations and plans of convolutions in cuDNN's graph API
+* `cudnn_engines`: engine configurations of cuDNN's graph API, and which may be used
+* `cudnn_passes`: kinds of convolutions as the graph API describes them
+* `cudnn_graph`: graphs and execution plans of convolutions in the graph API
 * `legacy_algorithms`: convolution algorithms of cuDNN's legacy API
 * `gpu_processes`: one process for each GPU, and the messages to and from it
 * `fleet`: one process for each GPU; all write to one profile

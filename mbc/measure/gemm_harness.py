@@ -9,7 +9,7 @@ from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Candidate, Request
 from mbc.measure.clock import Clock
 from mbc.measure.compare import Comparer, as_fp32, mean_square
-from mbc.measure.cudnn_engines import CONVOLUTION_KINDS
+from mbc.measure.cudnn_passes import CONVOLUTION_KINDS
 from mbc.measure.gemm_trial import TOLERANCES, Operand, Trial, with_rows
 from mbc.measure.gpu import Gpu
 from mbc.measure.harness import Checker, Harness

@@ -22,7 +22,10 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.statistics import convolution_of
-from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, ConvolutionGraph, CudnnRefusal, refusal
+from mbc.measure.cudnn_engines import refusal
+from mbc.measure.cudnn_graph import ConvolutionGraph
+from mbc.measure.cudnn_library import CudnnRefusal
+from mbc.measure.cudnn_passes import CONVOLUTION_KINDS
 from mbc.measure.gpu import Gpu
 from mbc.measure.random_pool import MOST_ELEMENTS, numbers, stored_numbers
 from mbc.ops.convolution import Convolution

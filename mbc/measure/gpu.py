@@ -17,7 +17,7 @@ from mbc.hardware.datasheet import capability_of
 from mbc.hardware.numa import near
 from mbc.hardware.part import GpuName
 from mbc.hardware.streams import ALIGNMENT_BYTES
-from mbc.measure.cudnn_engines import Device
+from mbc.measure.cudnn_graph import Device
 from mbc.measure.cudnn_library import Library
 from mbc.runtime.green_context import limited_streams
 

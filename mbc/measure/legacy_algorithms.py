@@ -21,8 +21,8 @@ from mbc.kernels.cudnn_legacy import (
     legacy_shapes,
 )
 from mbc.measure.cudnn_constants import Constant
-from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, DATA_TYPES, engine_types, strides
 from mbc.measure.cudnn_library import CudnnRefusal, Library
+from mbc.measure.cudnn_passes import CONVOLUTION_KINDS, DATA_TYPES, engine_types, strides
 from mbc.ops.convolution import Convolution
 
 

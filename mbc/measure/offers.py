@@ -16,8 +16,10 @@ from mbc.kernels.cudnn_estimates import widened_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.kernels.providers import LISTED_BY_CUDNN, PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS
-from mbc.measure.cudnn_engines import ENGINE_KINDS, FAST_ALGORITHMS, Configuration, ConvolutionGraph, refusal
+from mbc.measure.cudnn_engines import FAST_ALGORITHMS, Configuration, refusal
+from mbc.measure.cudnn_graph import ConvolutionGraph
 from mbc.measure.cudnn_library import CudnnRefusal
+from mbc.measure.cudnn_passes import ENGINE_KINDS
 from mbc.measure.gpu import Gpu
 from mbc.measure.legacy_algorithms import legacy_candidates
 from mbc.units import show_size

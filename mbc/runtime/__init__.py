@@ -6,6 +6,7 @@
 * `halves`: a module whose step runs in two halves, around a loss that another program computes
 * `opening`: finds a module's plan and opens the machine that runs it
 * `machine`: the interface between a module and the machine that runs its plan
+* `host`: the machine on a CPU
 * `cuda`: the machine on a GPU, which runs programs
 * `open_gpu`: its context, streams and memory
 * `cpu`: the interpreter with NumPy, in one array of exactly the arena's size

@@ -28,7 +28,8 @@ from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.bindings import Place
 from mbc.runtime.connection import Connection
 from mbc.runtime.formats import STORED, stored_bytes
-from mbc.runtime.machine import Figures, padded
+from mbc.runtime.host import padded
+from mbc.runtime.machine import Figures
 from mbc.runtime.turns import Home
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
@@ -16,12 +16,11 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Role
 from mbc.ir.types import Precision
 from mbc.ops.shard import part_from
-from mbc.runtime.arguments import flag, path_of, plain_array, texts
+from mbc.runtime.arguments import flag, path_of, plain_array, shown, texts
 from mbc.runtime.averaging import check_averages, with_averages
 from mbc.runtime.bindings import Place
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
-from mbc.runtime.machine import state_place
 from mbc.runtime.opened_plan import OpenedPlan
 from mbc.runtime.weights import check_averages_of, counter_tensors, fit_weights, read_weights
 
@@ -45,7 +44,7 @@ class StatefulPlan(OpenedPlan):
         Raises:
             MbcError: MBC165 if there is no state of that name.
         """
-        place = state_place(self._places.states, name)
+        place = _place_of(self._places.states, name)
         with self._turns:
             whole = self._places.wholes.get(name)
             return self._machine.read(place) if whole is None else self._machine.gathered(place, whole)
@@ -56,7 +55,7 @@ class StatefulPlan(OpenedPlan):
         Raises:
             MbcError: MBC165 if there is no state of that name, or if shape or type do not fit.
         """
-        place = state_place(self._places.states, name)
+        place = _place_of(self._places.states, name)
         shape = self._places.wholes.get(name, place).shape
         array = plain_array(name, array)
         if array.shape != shape or array.dtype.kind not in "fiu":
@@ -209,3 +208,20 @@ class StatefulPlan(OpenedPlan):
                 state = self._places.states[name]
                 machine.write(state, self._own_part(state, array))
             self._write_control({**counters, "proceed": 1})
+
+
+def _place_of(states: Mapping[str, Place], name: str) -> Place:
+    """Return the place of state `name`.
+
+    Raises:
+        MbcError: MBC165 if there is no such state, with the most similar name.
+    """
+    if not isinstance(cast(object, name), str):
+        raise MbcError("MBC165", f"there is no state {shown(name)}", "pass a state's name: see net.states")
+    if name in states:
+        return states[name]
+    import difflib
+
+    near = difflib.get_close_matches(name, states, 1)
+    remedy = f"did you mean '{near[0]}'?" if near else "see net.states for the names"
+    raise MbcError("MBC165", f"there is no state '{name}'", remedy)

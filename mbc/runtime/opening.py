@@ -19,8 +19,9 @@ from mbc.plan.verify_ranks import shared_digest
 from mbc.runtime.arguments import choice, flag, path_of, shown
 from mbc.runtime.bindings import Places
 from mbc.runtime.checkpoint import why
+from mbc.runtime.host import Host
 from mbc.runtime.launch_order import Transfers
-from mbc.runtime.machine import Allocation, Host, Machine
+from mbc.runtime.machine import Allocation, Machine
 from mbc.runtime.membership import Membership, check_membership
 from mbc.version import PACKAGE, __version__
 

@@ -17,8 +17,10 @@ from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_estimates import least_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.measure.cudnn_constants import Constant
-from mbc.measure.cudnn_engines import ConvolutionGraph, Device, refusal, strides
+from mbc.measure.cudnn_engines import refusal
+from mbc.measure.cudnn_graph import ConvolutionGraph, Device
 from mbc.measure.cudnn_library import CudnnRefusal, Library
+from mbc.measure.cudnn_passes import strides
 from mbc.ops.convolution import Convolution
 from mbc.resources import data_text
 from tests.kernels.statistics import with_statistics

@@ -14,7 +14,8 @@ from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, ConvolutionRow
 from mbc.kernels.cudnn_statistics import LAYOUTS, sums_bytes
 from mbc.measure import offers as offering
-from mbc.measure.cudnn_engines import Configuration, Device
+from mbc.measure.cudnn_engines import Configuration
+from mbc.measure.cudnn_graph import Device
 from mbc.measure.cudnn_library import Library
 from mbc.measure.offers import BEST_PER_LAYOUT, Offered, device_spec, engine_offer, offers
 from mbc.ops.base import NoAttributes

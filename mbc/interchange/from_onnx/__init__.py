@@ -2,6 +2,7 @@
 
 * `package`: the optional package `onnx`
 * `read`: reads a file as a program
+* `program_so_far`: the program while the file is read, which rules read and add to
 * `tensors`: numbers of a file, or of files beside it
 * `infer`: shapes of values, and the values that are constant
 * `module_scopes`: the modules that nodes were exported from

@@ -22,7 +22,7 @@ from mbc.interchange.refusal import LISTED
 
 
 class Graph(Protocol):
-    """The graph that rules read and emit nodes into; `mbc.interchange.from_onnx.read` implements it."""
+    """The graph that rules read and emit nodes into; `mbc.interchange.from_onnx.program_so_far` implements it."""
 
     opset: int
     current: Operator | None  # the operator whose rule runs

@@ -6,9 +6,7 @@ A node that a rule refuses becomes a node of the program with the reason, so tha
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -29,15 +27,13 @@ from mbc.interchange.from_onnx import (
     shapes,
     windows,
 )
-from mbc.interchange.from_onnx.infer import Values
-from mbc.interchange.from_onnx.module_scopes import modules_of
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.package import onnx
+from mbc.interchange.from_onnx.program_so_far import ProgramSoFar
 from mbc.interchange.from_onnx.tensors import dtype_name, read_tensor
-from mbc.interchange.program import FLOATING, Argument, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
+from mbc.interchange.program import Program, TensorMeta
 from mbc.interchange.pt2 import printable
 from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE
-from mbc.interchange.steps import STATISTICS
 
 LARGEST_FILE = 2 << 30  # protobuf's limit for a message; weights in other files may be larger
 MOST_NODES = 100_000
@@ -113,27 +109,14 @@ def report_batch_given_twice(path: Path, batch: int) -> NoReturn:
     )
 
 
-class _Reader:
-    """The program so far, and the graph that rules read (`Graph` of `mbc.interchange.from_onnx.operator`)."""
+class _Reader(ProgramSoFar):
+    """Reads the values and nodes of a file, and runs the rule of each node."""
 
     def __init__(self, path: Path, model: Any, batch: int | None) -> None:
         self._path = path
         self._model = model
         self._batch = batch
-        opsets = self._opsets()
-        self.opset = opsets[""]
-        self._names: dict[str, str] = {}
-        self._taken: set[str] = set()
-        self._makers: dict[str, Operator] = {}
-        self._users: dict[str, list[Operator]] = defaultdict(list)
-        self._given: set[str] = set()  # names of initializers
-        self._values = Values(opsets, self._given)
-        self._held: dict[str, Held] = {}
-        self._keys: set[str] = set()
-        self._arrays: dict[str, Array] = {}
-        self._tensors: dict[str, TensorMeta] = {}
-        self._nodes: list[list[Node]] = []  # the nodes of each operator
-        self.current: Operator | None = None
+        super().__init__(self._opsets())
 
     def program(self) -> Program:
         graph = self._model.graph
@@ -168,8 +151,6 @@ class _Reader:
             self._arrays,
             printable(f"ONNX, {self._model.producer_name or '?'} {self._model.producer_version}".strip(), 60),
         )
-
-    # ---- the file ----
 
     def _opsets(self) -> dict[str, int]:
         opsets = {str(entry.domain): int(entry.version) for entry in self._model.opset_import}
@@ -309,127 +290,3 @@ class _Reader:
             refusal = None if refused else operator.unread()
             if refusal is not None:
                 self._nodes[number] = [self._refusal(operator, *refusal)]
-
-    # ---- what rules use ----
-
-    def array(self, value: str) -> Array | None:
-        return self._values.arrays.get(value)
-
-    def is_initializer(self, value: str) -> bool:
-        return value in self._given
-
-    def shape(self, value: str) -> tuple[int | Dynamic, ...] | None:
-        return self._values.shape(value)
-
-    def dtype(self, value: str) -> str:
-        """Return the type of a value's elements, with PyTorch's name."""
-        return dtype_name(self._values.kind(value))
-
-    def maker(self, value: str) -> Operator | None:
-        return self._makers.get(value)
-
-    def users(self, value: str) -> Sequence[Operator]:
-        return self._users.get(value, ())
-
-    def name(self, value: str) -> TensorName:
-        """Return the program's name for a value, which is printable and unique."""
-        if value not in self._names:
-            wanted = printable(value) or "unnamed"
-            self._names[value] = next(n for n in _numbered(wanted) if n not in self._taken)
-            self._taken.add(self._names[value])
-        return TensorName(self._names[value])
-
-    def inner(self, user: Operator, shape: tuple[int, ...]) -> str:
-        value = f"{user.outputs[0]} before {len(self._names)}"
-        self._tensors[self.name(value).name] = TensorMeta(shape, "float32")
-        return value
-
-    def weight(self, value: str, role: str, user: Operator, order: tuple[int, ...] = ()) -> TensorName:
-        """Return held numbers as an operand; `role` is the state of a layer that they are, or empty for a tensor."""
-        called = f"{value} transposed" if order else value
-        modules = modules_of(user.name, user.metadata)
-        if role and modules and self._is_uniform(value):
-            called = f"{value} of {modules[-1].path}.{role}"
-        name = self.name(called)
-        if name.name in self._held:
-            return name
-        array = self._values.arrays[value]
-        array = np.ascontiguousarray(np.transpose(array, order)) if order else array
-        dtype = dtype_name(self._values.kind(value))
-        trained = dtype in FLOATING and role not in STATISTICS and (role or value in self._given)
-        kind = "parameter" if trained else "buffer"
-        if array.size == 1 and not role:
-            kind = "constant"
-        key = self._key(value, role, user)
-        meta = TensorMeta(array.shape, dtype, trained=kind == "parameter")
-        self._held[name.name] = Held(key, kind, meta, name.name)
-        self._arrays[name.name] = array
-        return name
-
-    def _is_uniform(self, value: str) -> bool:
-        """Return True for a vector of equal numbers, which exporters keep once for all modules that begin with it."""
-        array = self._values.arrays[value]
-        return array.ndim == 1 and array.size > 1 and bool((array == array[0]).all())
-
-    def hold(self, value: str, array: Array, kind: str) -> TensorName:
-        """Return numbers as an operand that the file has in another form, or does not have.
-
-        Args:
-            value: The name of the numbers.
-            array: The numbers.
-            kind: `parameter`, `frozen` (a parameter that is not trained), `buffer` (a tensor of checkpoints) or
-                `constant` (numbers that rules read).
-        """
-        name = self.name(value)
-        if name.name not in self._held:
-            dtype = "float32" if array.dtype.kind == "f" else "int64"
-            meta = TensorMeta(array.shape, dtype, trained=kind == "parameter")
-            key = next(n for n in _numbered(name.name) if n not in self._keys)
-            self._keys.add(key)
-            self._held[name.name] = Held(key, "parameter" if kind == "frozen" else kind, meta, name.name)
-            self._arrays[name.name] = array
-        return name
-
-    def _key(self, value: str, role: str, user: Operator) -> str:
-        """Return the key of constant numbers.
-
-        It is their name in the file, or PyTorch's name if the exporter invented one.
-        """
-        own = printable(value)
-        modules = modules_of(user.name, user.metadata)
-        path = f"{modules[-1].path}.{role}" if modules else ""
-        if role and modules and (not own.endswith(f".{role}") or (self._is_uniform(value) and own != path)):
-            own = own if path in self._keys or path in self._given else path
-        key = next(n for n in _numbered(own) if n not in self._keys)
-        self._keys.add(key)
-        return key
-
-    def emit(self, user: Operator, target: str, arguments: Mapping[str, Argument], outputs: Sequence[str]) -> None:
-        self._nodes[-1].append(self._node(user, target, arguments, outputs))
-
-    def _refusal(self, user: Operator, reason: str, remedy: str) -> Node:
-        """Return the node of an operator that is refused, with all of its operands."""
-        operands: dict[str, Argument] = {str(n): self.name(value) for n, value in enumerate(user.inputs) if value}
-        return self._node(user, "onnx", operands, user.outputs, (reason, remedy))
-
-    def _node(
-        self,
-        user: Operator,
-        target: str,
-        arguments: Mapping[str, Argument],
-        outputs: Sequence[str],
-        refusal: tuple[str, str] | None = None,
-    ) -> Node:
-        names = tuple(self.name(value).name for value in outputs if value)
-        modules = modules_of(user.name, user.metadata)
-        return Node(target, arguments, names, modules, None, user.name, printable(user.op, 40), refusal)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    """Yield the name, then the name with numbers after it.
-
-    Yields:
-        `name`, `name_2`, `name_3` and so on.
-    """
-    yield name
-    yield from (f"{name}_{number}" for number in count(2))
