@@ -114,6 +114,7 @@ _CONCAT = replace(
     integers=_concat_arguments,
     operands="dy weights bias other y",
     launcher="conv_transpose_bias_add_concat",
+    version=2,
     takes=_takes_concat,
 )
 
