@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mbc.source import Span, visible
@@ -38,13 +39,15 @@ class BudgetError(MbcError):
 
     `needed_bytes` is the size of the smallest plan that was found, with overhead, or the lower bound of all plans if
     none was tried. No plan needs less than `floor_bytes`. `at_any_batch`: the memory that is reserved for the GPU's
-    context and libraries alone does not fit. `is_certain`: `needed_bytes` and more are never refused.
+    context and libraries alone does not fit. `is_certain`: `needed_bytes` and more are never refused. Steps that take
+    longer than `slowest_us` were not searched, though they may be smaller.
     """
 
     needed_bytes: int = 0
     floor_bytes: int = 0
     at_any_batch: bool = False
     is_certain: bool = False
+    slowest_us: float = math.inf
 
     @property
     def is_planned(self) -> bool:

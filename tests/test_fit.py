@@ -16,6 +16,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.options import UNLIMITED_BYTES, Options, Overrides
 from mbc.plan.file import dump_plan
+from mbc.pytorch.nnunet.prospects import LEAST_BUDGET_RATIO, least_budget
 from mbc.report.fit import batch_line, batches_document, batches_text, budget_line, budgets_text, reason
 from mbc.source import Source
 from mbc.units import show_enough, show_size
@@ -265,6 +266,23 @@ def test_no_refusal_of_a_budget_names_more_than_the_smallest_plan_above_it():
         assert isinstance(own.refusal, BudgetError) and own.refusal.needed_bytes == 3 * least_bytes, "its own budget"
 
 
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_the_least_budget_is_that_of_the_smallest_step(is_certain):
+    def plan_at(budget_bytes):
+        try:
+            return planner.at_budget(budget_bytes)
+        except BudgetError as error:
+            error.is_certain = is_certain
+            raise
+
+    smallest_bytes = OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 10**6
+    for budget_bytes in (10**8, 10**9, 10**10):
+        planner = Planner(0, batch=10**6, whole=8.0)
+        least = least_budget(Search(plan_at, {}, of_budgets=True), budget_bytes, 10**12)
+        assert least is not None
+        assert smallest_bytes <= least.budget_bytes <= smallest_bytes * (1 if is_certain else LEAST_BUDGET_RATIO)
+
+
 def test_a_budget_below_one_without_host_memory_is_planned():
     def plan_at(budget_bytes):
         if len(planner.asked) == 2 and not refusals:  # after the plan without a limit and the largest budget
@@ -282,6 +300,8 @@ def test_reasons():
     fit = largest_batch(planner.at_batch, Batches())
     refused = next(p for p in fit.probes if p.figures is None)
     assert reason(refused).startswith("MBC204: the smallest plan found takes ")
+    fast = replace(refused, refusal=BudgetError("MBC204", "x", "", needed_bytes=7, floor_bytes=1, slowest_us=2e3))
+    assert reason(fast) == "MBC204: the smallest plan found whose step is not slower than 2.00 ms takes 7 B"
     bound = replace(refused, refusal=BudgetError("MBC203", "x", "", needed_bytes=7, floor_bytes=7))
     assert reason(bound) == "MBC203: the lower bound of all plans is 7 B"
     assert reason(replace(refused, refusal=MbcError("MBC200", "no kernel"))) == "MBC200: no kernel"

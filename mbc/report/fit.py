@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +12,7 @@ from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
 from mbc.options import UNLIMITED_BYTES
 from mbc.report.columns import Column, render
 from mbc.report.tables import outside_cell, over, time_cell
-from mbc.units import show_size
+from mbc.units import show_size, show_time
 
 _BAR = 24
 
@@ -161,7 +162,9 @@ def reason(probe: Probe) -> str:
     if not isinstance(refusal, BudgetError):
         return f"{refusal.code}: {refusal.message}"
     if refusal.is_planned:
-        return f"{refusal.code}: the smallest plan found takes {show_size(refusal.needed_bytes)}"
+        limit_us = refusal.slowest_us
+        steps = "" if limit_us == math.inf else f" whose step is not slower than {show_time(limit_us)}"
+        return f"{refusal.code}: the smallest plan found{steps} takes {show_size(refusal.needed_bytes)}"
     return f"{refusal.code}: the lower bound of all plans is {show_size(refusal.floor_bytes)}"
 
 

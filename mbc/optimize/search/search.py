@@ -33,11 +33,13 @@ from mbc.optimize.search.select_relu_masks import masks_of_kept, with_relu_masks
 from mbc.optimize.search.smallest_step import smallest_step
 from mbc.optimize.search.solution import Problem, Solution, best_within, free_bytes
 from mbc.optimize.selection.selector import Selector
+from mbc.options import UNLIMITED_BYTES
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.model import Bounds, Plan
 from mbc.plan.prefetch import ahead_bytes
 from mbc.plan.verify import verify_plan
 from mbc.profile.measured_workspace import measured_workspace
+from mbc.units import show_enough
 
 
 def search(table: CandidateTable, limits: Limits) -> Plan:
@@ -131,8 +133,11 @@ class Search:
         """Return error MBC203, for a budget below the lower bound of all plans."""
         table, budget_bytes = self.unmasked.table, self.limits.budget_bytes
         if self.usual_bytes < budget_bytes and self.least.start_bytes > self.least.operand_bytes:
-            return cannot_start(table, self.least, self.usual_bytes, budget_bytes)
-        return cannot_fit(table, self.least, self.techniques, self.usual_bytes, budget_bytes)
+            error = cannot_start(table, self.least, self.usual_bytes, budget_bytes)
+        else:
+            error = cannot_fit(table, self.least, self.techniques, self.usual_bytes, budget_bytes)
+        enough_bytes = self.needed_bytes(self.solve(self.unmasked, UNLIMITED_BYTES, math.inf))
+        return replace(error, remedy=f"{error.remedy}; {show_enough(enough_bytes)} fits a plan that saves no memory")
 
     def not_found(self, smallest: Solution, is_certain: bool) -> BudgetError:
         """Return error MBC204, which recommends the size of a step, so that its plan has to be valid.
@@ -145,7 +150,7 @@ class Search:
         plan = assemble_plan(smallest, bounds, self.overhead_bytes(smallest.draft), limits)
         verify_plan(plan, measured_workspace(smallest.table.profile))
         error = not_found(plan, self.least.total_bytes + self.usual_bytes, self.limits.budget_bytes)
-        return replace(error, is_certain=is_certain)
+        return replace(error, is_certain=is_certain, slowest_us=self.limits.slowest_us)
 
     def smallest(self, solution: Solution) -> Solution:
         """Return the smaller of a step that does not fit and `smallest_step`, which is the same for all budgets.

@@ -108,7 +108,10 @@ def judge(
 
 
 def least_budget(search: Search, budget_bytes: int, most_bytes: int) -> Figures | None:
-    """Return the plan within a budget below which, by LEAST_BUDGET_RATIO, the search finds none.
+    """Return the plan within the least budget with a plan.
+
+    That is the size of the smallest step, which `mbc compile` names for each budget that it refuses. If no refusal
+    knows that size, the search finds no plan within the budget divided by LEAST_BUDGET_RATIO.
 
     Args:
         search: Plans by budgets.
@@ -125,24 +128,25 @@ def least_budget(search: Search, budget_bytes: int, most_bytes: int) -> Figures 
             raise refusal
         return refusal
 
-    low, high = 0, budget_bytes
+    low, high, is_smallest = 0, budget_bytes, False
     while (refusal := refused(high)) is not None:
         if high == most_bytes:
             return None
         further = max(high + 1, refusal.needed_bytes if refusal.is_planned else 2 * refusal.floor_bytes)
-        low, high = high, min(further, most_bytes)
+        low, high, is_smallest = high, min(further, most_bytes), refusal.is_certain
     fitting = _figures(search, high)
     low = max(low, fitting.floor_bytes - 1)
     if LEAST_BUDGET_RATIO * fitting.needed_bytes < high and refused(fitting.needed_bytes) is None:
         high = fitting.needed_bytes
-    while high > LEAST_BUDGET_RATIO * low:
+    while high > LEAST_BUDGET_RATIO * low and not is_smallest:
         at = math.isqrt(low * high)
         refusal = refused(at)
         if refusal is None:
             high = at
             continue
-        low = at
-        if LEAST_BUDGET_RATIO * refusal.needed_bytes < high and refused(refusal.needed_bytes) is None:
+        low, is_smallest = at, refusal.is_certain
+        less = refusal.needed_bytes < high if is_smallest else LEAST_BUDGET_RATIO * refusal.needed_bytes < high
+        if less and refused(refusal.needed_bytes) is None:
             high = refusal.needed_bytes
     return _figures(search, high)
 

@@ -88,6 +88,18 @@ def test_page_tables_of_offloaded_values_are_reserved_beforehand(monkeypatch: py
     assert len(fitted) == 1
 
 
+@pytest.mark.parametrize("host_bytes", [1024, 2048, 4096])
+def test_a_small_limit_of_host_memory_is_no_reason_to_refuse_a_plan(host_bytes: int) -> None:
+    whole = kept_plan("residual")
+    budget_bytes = whole.predictions.overhead_bytes + (whole.bounds.floor_bytes + whole.predictions.arena_bytes) // 2
+    try:
+        assert (
+            search(table("residual"), Limits(budget_bytes, host_bytes=host_bytes)).predictions.host_bytes <= host_bytes
+        )
+    except BudgetError as refusal:
+        assert refusal.needed_bytes > budget_bytes
+
+
 def test_a_variant_that_was_searched_because_nothing_fitted_is_not_searched_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
