@@ -20,7 +20,7 @@ from mbc.interchange.steps import STATISTICS
 class ProgramSoFar:
     """The program so far, and the graph that rules read (`Graph` of `mbc.interchange.from_onnx.operator`)."""
 
-    def __init__(self, opsets: Mapping[str, int]) -> None:
+    def __init__(self, opsets: dict[str, int]) -> None:
         """Begin an empty program of operators of these sets, by domain."""
         self.opset = opsets[""]
         self._names: dict[str, str] = {}
@@ -35,6 +35,11 @@ class ProgramSoFar:
         self._tensors: dict[str, TensorMeta] = {}
         self._nodes: list[list[Node]] = []  # the nodes of each operator
         self.current: Operator | None = None
+
+    def begin(self, operator: Operator) -> None:
+        """Begin the nodes of an operator, whose rule runs next."""
+        self.current = operator
+        self._nodes.append([])
 
     def array(self, value: str) -> Array | None:
         """Return the numbers of a constant or held value; None for other values."""

@@ -265,8 +265,7 @@ class _Reader(ProgramSoFar):
         return value in self._makers or value in self._values.arrays or self.shape(value) is not None
 
     def _convert(self, operator: Operator) -> None:
-        self.current = operator
-        self._nodes.append([])
+        self.begin(operator)
         try:
             rule = RULES.get(operator.op) if operator.domain in ("", "ai.onnx") else None
             if rule is None:

@@ -41,8 +41,8 @@ def test_a_source_changes_only_with_a_decision_about_its_versions(update_expecte
     if update_expected:
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(entry)}" for name, entry in today.items())
         KNOWN.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    known = json.loads(KNOWN.read_text(encoding="utf-8"))
-    changed = sorted(name for name in {*known, *today} if known.get(name) != today.get(name))
+    recorded = json.loads(KNOWN.read_text(encoding="utf-8"))
+    changed = sorted(name for name in {*recorded, *today} if recorded.get(name) != today.get(name))
     assert not changed, f"raise the versions of kernels in {changed} whose times differ, then --update-expected"
 
 
