@@ -136,7 +136,8 @@ def module(
         memory: The GPU memory that this process may take (`12GB`, or a number of bytes), as nvidia-smi shows it:
             context, libraries and code, PyTorch's tensors and what its allocator keeps, and the plan's arena with
             parameters, gradients and activations. `auto`: all that is free. Planning and measuring may take more for a
-            while. After two steps the process is measured, and the model is planned again if it takes too much.
+            while. After two steps the process is measured, and the model is planned again if it takes too much. On the
+            CPU it limits the plan alone, as if a GPU ran it: what a GPU's context and libraries take counts as well.
         reserve: The part of `memory` for the optimizer's state, the loss and mini-batches, which do not exist yet.
             None: 8 bytes for each trained parameter, and six copies of inputs and outputs.
         precision: `fp32`, `bf16`, `fp16`, `fp64`, or the PyTorch type of that name.
