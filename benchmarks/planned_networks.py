@@ -1,8 +1,8 @@
 """Random networks in the language, which are planned without a limit and at four budgets, verified, and stepped.
 
 Each network (`drawn_networks.py`), along one to three spatial axes, is planned for a GPU without a limit, at three
-budgets between the lower bound of all plans and the memory of that plan, and at the budget that the refusal of the
-lower bound recommends. Each network is checked for these properties:
+budgets between the lower bound of all plans and the memory of that plan, and at the budgets that the refusals of the
+lower bound and of one byte less recommend. Each network is checked for these properties:
 
 * The compiler's verifier accepts every plan, also when the plan is read from its file, and its source gives its graph.
 * A recommended budget has a plan. No plan takes less than the lower bound that a refusal names.
@@ -16,6 +16,7 @@ lower bound recommends. Each network is checked for these properties:
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from mbc.plan.verify import verify_plan
 from mbc.plan.verify_source import verify_source
 from mbc.runtime.module import Module
 from mbc.source import Source
+from mbc.units import parse_size
 
 SHARES = (0.6, 0.3, 0.1)  # of the range from the lower bound to the plan without a limit
 AXES = (2, 3, 2, 1)  # spatial axes of the networks, in turn
@@ -82,7 +84,7 @@ def judge(seed: int, number: int, most_layers: int = 5) -> Verdict:
 
 
 def planned(source: Source, base: Options) -> Planned:
-    """Return the plans without a limit and at the four budgets.
+    """Return the plans without a limit and at the five budgets.
 
     Raises:
         MbcError: A plan was refused for another reason than a budget that is too small.
@@ -95,6 +97,10 @@ def planned(source: Source, base: Options) -> Planned:
     refused = _plan(source, base, least, "at the lower bound", result)
     if refused is not None and _plan(source, base, refused.needed_bytes, "at a recommended budget", result):
         result.wrong.append(f"a recommended budget of {refused.needed_bytes} B is refused")
+    below = _plan(source, base, least - 1, "below the lower bound", result)
+    enough = None if below is None else re.search(r"; (\S+) fits a plan that saves no memory", below.remedy)
+    if enough is None or _plan(source, base, parse_size(enough[1]), "at the size beside a lower bound", result):
+        result.wrong.append("a refusal below the lower bound names no size that has a plan")
     return result
 
 

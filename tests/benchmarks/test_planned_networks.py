@@ -101,3 +101,4 @@ def test_small_networks_are_planned_within_budgets_and_stepped(number: int) -> N
     assert verdict.failure == ""
     assert verdict.outcome == "right"
     assert verdict.counts["plans without a limit"] == verdict.counts["plans at a recommended budget"] == 1
+    assert verdict.counts["plans at the size beside a lower bound"] == 1
