@@ -33,7 +33,7 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     """Return the pictures as SVG texts by file name, and the part of the page with tables and pictures."""
     pictures: dict[str, str] = {}
     page: list[str] = []
-    own = (_volumes, _predictions, _deterministic, _planning)
+    own = (_volumes, _predictions, _posed, _deterministic, _planning)
     for make in (peer_pages, goal_pages, correctness_pages, accuracy_pages, memory_pages, gpus_pages, *own):
         charts, text = make(results)
         pictures |= charts
@@ -67,6 +67,14 @@ PLANNING: Columns = {
     "plan or command": entry("name"),
     "CPU seconds": lambda row: f"{next(row[key] for key in PLANNING_TIMES if key in row):.3g}",
     "at most": entry("limit_s", "g"),
+}
+POSED: Columns = {
+    "network, pose, kernels": entry("name"),
+    "mbc, ms": entry("mbc_ms", ".2f"),
+    "predicted, ms": entry("predicted_ms", ".2f"),
+    "torch.compile, ms": entry("torch_ms", ".2f"),
+    "speedup": entry("speedup", ".2f"),
+    "launches of libraries": entry("library_launches", "d"),
 }
 PLANNING_TIMES = ("plan_s", "command_s")
 
@@ -102,6 +110,10 @@ def _all_predictions(results: Path) -> list[list[str]]:
 
 def _volumes(results: Path) -> tuple[dict[str, str], list[str]]:
     return {}, _section("Volumes: steps of nnU-Net in fp16", results, "volume_step_cuda", VOLUMES)
+
+
+def _posed(results: Path) -> tuple[dict[str, str], list[str]]:
+    return {}, _section("Posing as an older GPU, beside torch.compile, which does not pose", results, "posed", POSED)
 
 
 def _deterministic(results: Path) -> tuple[dict[str, str], list[str]]:
