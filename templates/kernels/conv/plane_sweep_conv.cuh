@@ -29,6 +29,7 @@
 namespace mbc {
 
 constexpr int SWEEP_PRODUCER_REGISTERS = 96, SWEEP_CONSUMER_REGISTERS = 200;
+constexpr int SWEEP_BLOCK_BYTES = 227 << 10;  // as in mbc/kernels/cuda/conv/plane_sweep_conv.py
 static_assert(passes_registers(SWEEP_PRODUCER_REGISTERS, SWEEP_CONSUMER_REGISTERS));
 
 template <int CHANNELS, int FILTERS, int LINES>
@@ -36,6 +37,10 @@ struct PlaneSweepConv : PlaneSweep {
   static constexpr int EIGHTS = CHANNELS / 8, UNITS = FILTERS / 16, TILES = SWEEP_TAPS * FILTERS / 8;
   // Core matrices of K = 8 of all filters and planes; the pitch avoids bank conflicts.
   static constexpr int KEPT_PITCH = SWEEP_TAPS * FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/plane_sweep_conv.py
+  // Weights and stages of a block. Sizes that do not fit are never launched, and are not compiled.
+  static constexpr int BOX_VOXELS = LINES == 1 ? SWEEP_VOXELS + SWEEP_TAPS - 1 : MOST_BOX_VOXELS;
+  static constexpr int SHARED_BYTES = LINES * SWEEP_TAPS * EIGHTS * KEPT_PITCH + SWEEP_STAGES * BOX_VOXELS * CHANNELS * 2;
+  static constexpr bool FITS = SHARED_BYTES <= SWEEP_BLOCK_BYTES;
 
   SweptTensor image;
   int32_t blocks_of_filters;
@@ -43,7 +48,7 @@ struct PlaneSweepConv : PlaneSweep {
 
   explicit PlaneSweepConv(const PlaneSweepConvArguments& a)
       : PlaneSweep(a, a.segment_planes), image(a, *this), blocks_of_filters(filters / FILTERS), backward(a.backward != 0) {}
-  __host__ __device__ int32_t kept_bytes() const { return taps * EIGHTS * KEPT_PITCH; }
+  __device__ int32_t kept_bytes() const { return taps * EIGHTS * KEPT_PITCH; }
 };
 
 struct PlaneSweepPipelines {
@@ -243,23 +248,28 @@ template <typename T, typename Prologue, typename Epilogue>
 const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, const T* x, const T* weight, T* y,
                             const Prologue& prologue, const Epilogue& epilogue) {
   if (const char* problem = unaligned(call)) return problem;
+  const char* problem = "there are neither 32 nor 48 nor 64 channels";
   const auto run = [&](auto channels, auto filters, auto lines) {
-    const PlaneSweepConv<channels, filters, lines> f(a);
-    const int64_t blocks_of_filters = a.filters / filters, most = max(int64_t{1}, multiprocessors() / blocks_of_filters);
-    const int shared =
-        f.kept_bytes() + SWEEP_WARPS * filters * Epilogue::TABLE_BYTES + SWEEP_STAGES * f.image.box_bytes(f.EIGHTS);
-    MBC_LAUNCH_SHARED((plane_sweep_conv<T, channels, filters, lines, Prologue, Epilogue>),
-                      static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters), PIPELINE_THREADS, shared, call.stream, x,
-                      weight, y, epilogue, f, prologue);
+    using Sweep = PlaneSweepConv<channels, filters, lines>;
+    if constexpr (Sweep::FITS) {
+      const Sweep f(a);
+      const int64_t blocks_of_filters = a.filters / filters, most = max(int64_t{1}, multiprocessors() / blocks_of_filters);
+      const int shared = Sweep::SHARED_BYTES + SWEEP_WARPS * filters * Epilogue::TABLE_BYTES;
+      MBC_LAUNCH_SHARED((plane_sweep_conv<T, channels, filters, lines, Prologue, Epilogue>),
+                        static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters), PIPELINE_THREADS, shared, call.stream, x,
+                        weight, y, epilogue, f, prologue);
+      problem = nullptr;
+    } else {
+      problem = "a block has too little shared memory for as many channels and filters";
+    }
   };
-  bool has_filters = false;
-  const bool has_channels = run_with_one_of<32, 48, 64>(a.channels, [&](auto channels) {
-    has_filters = run_with_one_of<32, 48, 64>(a.block_filters, [&](auto filters) {
+  run_with_one_of<32, 48, 64>(a.channels, [&](auto channels) {
+    problem = "there are neither 32 nor 48 nor 64 filters";
+    run_with_one_of<32, 48, 64>(a.block_filters, [&](auto filters) {
       run_with_one_of<1, SWEEP_TAPS>(a.flat ? 1 : SWEEP_TAPS, [&](auto lines) { run(channels, filters, lines); });
     });
   });
-  if (!has_channels) return "there are neither 32 nor 48 nor 64 channels";
-  return has_filters ? nullptr : "there are neither 32 nor 48 nor 64 filters";
+  return problem;
 }
 
 // Without a prologue: the first accesses are the image and the weights.

@@ -91,4 +91,10 @@ struct NormActivation {
   };
 };
 
+// Of operands by name, which `O` has. Reals: eps of the norm, the slope of the leaky ReLU.
+template <typename O, typename Arguments>
+NormActivation norm_activation(const MbcCall& call, const O& at, const Arguments& a) {
+  return {normalize(at, eps(call, 0)), real(call, 1), narrow(a.rows / a.samples), narrow(a.channels)};
+}
+
 }  // namespace mbc

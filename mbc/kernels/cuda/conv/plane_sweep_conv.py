@@ -30,7 +30,7 @@ from mbc.ops.shape import ChannelSlice
 
 CHANNELS = (32, 48, 64)  # possible numbers of channels; a source is compiled for each
 BLOCK_FILTERS = (64, 48, 32)  # possible numbers of filters of a block; more filters read each plane less often
-BLOCK_BYTES = 227 * 1024  # shared memory that a block may have on the GPUs with wgmma
+BLOCK_BYTES = 227 * 1024  # shared memory of a block on the GPUs with wgmma; equal to the constant in the source
 BARRIERS_BYTES = 192  # upper bound
 CONSUMER_WARPS = 8  # equal to the constant in the source
 CHANNEL_BYTES = 12  # constants of a norm's channel
@@ -247,11 +247,10 @@ BACKWARD_FILTER = replace(
     shared=_filter_shared,
 )
 
-_REDUCTIONS = "conv/plane_sweep_conv_reductions.cu"
 _WITH_STATISTICS = tuple(
     replace(
         with_statistics(FORWARD, reduction_parts, kind),
-        file=_REDUCTIONS,
+        file="conv/plane_sweep_conv_statistics.cu",
         struct=PlaneSweepReductionArguments,
         integers=_reduction_arguments,
         operands="image weights y mean variance workspace",
@@ -304,7 +303,7 @@ _WITH_NORM_SUMS = tuple(
     replace(
         _BACKWARD_DATA,
         kind=f"{_BACKWARD_DATA.kind}+{norm}_normalize+{relu}+{relu}_backward+{norm}_normalize_backward_reduce",
-        file=_REDUCTIONS,
+        file="conv/plane_sweep_conv_norm_sums.cu",
         struct=PlaneSweepNormArguments,
         integers=norm_arguments,
         reals=norm_reals,
@@ -350,6 +349,7 @@ def _halves_arguments(at: Slice) -> PlaneSweepHalvesArguments:
 _IN_HALVES = replace(
     _BACKWARD_DATA,
     kind=f"{_BACKWARD_DATA.kind}+channel_slice{SEVERAL}",
+    file="conv/plane_sweep_conv_halves.cu",
     struct=PlaneSweepHalvesArguments,
     integers=_halves_arguments,
     launcher="plane_sweep_conv_halves",

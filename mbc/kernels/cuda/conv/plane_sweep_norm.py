@@ -68,12 +68,11 @@ def _filter_arguments(at: Slice) -> PlaneSweepNormFilterArguments:
     return PlaneSweepNormFilterArguments(*astuple(BACKWARD_FILTER.integers(at)), samples=samples, affine=affine)
 
 
-_FILE = "conv/plane_sweep_conv_norm.cu"
 _WITH_STATISTICS = tuple(
     replace(
         FORWARD,
         kind=f"{norm}_normalize+{relu}+convolution+{norm}_statistics",
-        file=_FILE,
+        file="conv/plane_sweep_conv_norm.cu",
         struct=PlaneSweepNormArguments,
         integers=norm_arguments,
         reals=norm_reals,
@@ -91,7 +90,7 @@ _BACKWARD_FILTER = tuple(
     replace(
         BACKWARD_FILTER,
         kind=f"{norm}_normalize+{relu}+convolution_backward_filter",
-        file=_FILE,
+        file="conv/plane_sweep_conv_norm_filter.cu",
         struct=PlaneSweepNormFilterArguments,
         integers=_filter_arguments,
         reals=norm_reals,

@@ -1,13 +1,15 @@
-// Convolution that sweeps planes (plane_sweep_conv.cuh) with reductions of its result in the epilogue: the statistics of a
-// norm, or the sums of a norm's gradient, over the batch or over each sample.
+// Data gradient that sweeps planes (plane_sweep_conv.cuh) with the sums of the gradient of the norm before it in the epilogue,
+// over the batch or over each sample.
 //
-// Bytes      the sums read the norm's input; statistics read nothing. Alone each would read the result again.
-// Threads    a consumer thread keeps a state for each of its filters while its tile lasts, then a warp merges its threads'
-//            states and stores them. A second kernel adds the states of all tiles in order, in fp64.
-// Registers  at 32 filters 24 for statistics, and 16 for sums, which hold 16 of x as well; at 64 filters twice as many.
+// GEMM       tile and warps are those of plane_sweep_conv.cuh.
+// Bytes      the sums read the norm's input, but not the result.
+// Threads    a consumer thread keeps sums for each of its filters while its tile lasts, then a warp adds its threads' sums
+//            and stores them. A second kernel adds the sums of all tiles in order, in fp64.
+// Shared     that of plane_sweep_conv.cuh, and the constants of the norm's channels for each warp.
+// Registers  16 at 32 filters, and 16 of x; at 64 filters twice as many.
 // Limit      that of the convolution; epilogues run while the other warpgroup's wgmma do.
 #include "batch_norm.cuh"
-#include "plane_sweep_conv_reductions_operands.h"
+#include "plane_sweep_conv_norm_sums_operands.h"
 #include "plane_sweep_conv_statistics.cuh"
 
 namespace mbc {
@@ -81,19 +83,6 @@ struct NormSumsOfTiles {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_plane_sweep_conv_statistics(const MbcCall& call) {
-  using namespace mbc;
-  return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
-    using T = decltype(of);
-    const auto& a = arguments<PlaneSweepReductionArguments>(call);
-    const auto at = operands_of_plane_sweep_conv_statistics(call);
-    const StatisticsOfTiles<T> epilogue{{at.workspace.as<void>(), a}};
-    if (const char* problem = run_plane_sweep(call, a, at.y.as<T>(), epilogue)) return problem;
-    merge_all_parts(call.stream, epilogue.states.parts(), a.samples * a.filters, epilogue.states.partial,
-                    EpilogueStatistics<T>{{nullptr, 0, at.mean.as<float>(), at.variance.as<float>()}});
-    return launched();
-  });
-}
 // Reals: eps of the norm, the slope of the leaky ReLU.
 extern "C" const char* mbc_plane_sweep_conv_norm_sums(const MbcCall& call) {
   using namespace mbc;

@@ -1,0 +1,25 @@
+// Convolution that sweeps planes (plane_sweep_conv.cuh) with the statistics of its result in the epilogue, of the batch or of
+// each sample.
+//
+// GEMM       tile, warps and shared memory are those of plane_sweep_conv.cuh.
+// Bytes      no pass of its own reads the result.
+// Threads    a consumer thread keeps a state for each of its filters while its tile lasts, then a warp merges its threads'
+//            states and stores them. A second kernel adds the states of all tiles in order, in fp64.
+// Registers  24 at 32 filters; at 64 filters twice as many.
+// Limit      that of the convolution; epilogues run while the other warpgroup's wgmma do.
+#include "plane_sweep_conv_statistics.cuh"
+#include "plane_sweep_conv_statistics_operands.h"
+
+extern "C" const char* mbc_plane_sweep_conv_statistics(const MbcCall& call) {
+  using namespace mbc;
+  return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
+    using T = decltype(of);
+    const auto& a = arguments<PlaneSweepReductionArguments>(call);
+    const auto at = operands_of_plane_sweep_conv_statistics(call);
+    const StatisticsOfTiles<T> epilogue{{at.workspace.as<void>(), a}};
+    if (const char* problem = run_plane_sweep(call, a, at.y.as<T>(), epilogue)) return problem;
+    merge_all_parts(call.stream, epilogue.states.parts(), a.samples * a.filters, epilogue.states.partial,
+                    EpilogueStatistics<T>{{nullptr, 0, at.mean.as<float>(), at.variance.as<float>()}});
+    return launched();
+  });
+}
