@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import Slice
+from mbc.kernels.cuda.base import OwnKernel, Slice
 from mbc.ops import KINDS
 from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.fused import Fused, Member, leading_products
@@ -25,6 +26,12 @@ NORM_RELUS = ("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu")
 
 Numbers = tuple[int, ...]
 Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and outputs of the group
+
+
+def for_norm_relus(kernel: OwnKernel) -> tuple[OwnKernel, ...]:
+    """Return a kernel for each norm and activation, which take the places of `{norm}` and `{relu}` in kind and name."""
+    names = [{"norm": norm, "relu": relu} for norm, relu in NORM_RELUS]
+    return tuple(replace(kernel, kind=kernel.kind.format(**n), named=kernel.named.format(**n)) for n in names)
 
 
 def members(request: Request) -> Fused:

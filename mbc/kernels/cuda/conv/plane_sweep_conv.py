@@ -20,7 +20,7 @@ from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_l
 from mbc.kernels.cuda.conv.plane_sweep import STAGES, TAPS, VOXELS, PlaneSweepArguments, in_16_bits, plane_sweep
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
-from mbc.kernels.cuda.wiring import AFFINE, NORM_RELUS, SCALE_SHIFT, Wiring, members, product_of, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, for_norm_relus, members, product_of, run, taking
 from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.ops.activation import LeakyRelu
 from mbc.ops.batch_normalize import BatchNormalize
@@ -299,10 +299,10 @@ def _norm_us(request: Request, device: DeviceSpec) -> float:
     return _time_us(request, device) + device.launch_us + sums_us
 
 
-_WITH_NORM_SUMS = tuple(
+_WITH_NORM_SUMS = for_norm_relus(
     replace(
         _BACKWARD_DATA,
-        kind=f"{_BACKWARD_DATA.kind}+{norm}_normalize+{relu}+{relu}_backward+{norm}_normalize_backward_reduce",
+        kind="convolution_backward_data+{norm}_normalize+{relu}+{relu}_backward+{norm}_normalize_backward_reduce",
         file="conv/plane_sweep_conv_norm_sums.cu",
         struct=PlaneSweepNormArguments,
         integers=norm_arguments,
@@ -312,11 +312,10 @@ _WITH_NORM_SUMS = tuple(
         launches=2,
         operands=f"dy weights x mean variance {SCALE_SHIFT} y dgamma dbeta workspace",
         launcher="plane_sweep_conv_norm_sums",
-        named=f"plane_sweep_conv_{norm}_norm_{relu}_sums",
+        named="plane_sweep_conv_{norm}_norm_{relu}_sums",
         takes=_takes_norm,
         shared=_norm_shared,
     )
-    for norm, relu in NORM_RELUS
 )
 
 

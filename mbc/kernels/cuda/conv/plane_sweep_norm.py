@@ -21,7 +21,7 @@ from mbc.kernels.cuda.conv.plane_sweep_conv import (
     reduction_parts,
 )
 from mbc.kernels.cuda.norm.batch_norm import STATISTICS_BYTES
-from mbc.kernels.cuda.wiring import AFFINE, NORM_RELUS, NORMALIZED, Wiring, product_of, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, Wiring, for_norm_relus, product_of, run, taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ def _filter_arguments(at: Slice) -> PlaneSweepNormFilterArguments:
     return PlaneSweepNormFilterArguments(*astuple(BACKWARD_FILTER.integers(at)), samples=samples, affine=affine)
 
 
-_WITH_STATISTICS = tuple(
+_WITH_STATISTICS = for_norm_relus(
     replace(
         FORWARD,
-        kind=f"{norm}_normalize+{relu}+convolution+{norm}_statistics",
+        kind="{norm}_normalize+{relu}+convolution+{norm}_statistics",
         file="conv/plane_sweep_conv_norm.cu",
         struct=PlaneSweepNormArguments,
         integers=norm_arguments,
@@ -80,27 +80,25 @@ _WITH_STATISTICS = tuple(
         launches=2,
         operands=f"{NORMALIZED} weights y mean2 variance2 workspace",
         launcher="norm_relu_plane_sweep_conv_statistics",
-        named=f"{norm}_norm_{relu}_plane_sweep_conv_statistics",
+        named="{norm}_norm_{relu}_plane_sweep_conv_statistics",
         takes=_takes,
         by_measurement=True,
     )
-    for norm, relu in NORM_RELUS
 )
-_BACKWARD_FILTER = tuple(
+_BACKWARD_FILTER = for_norm_relus(
     replace(
         BACKWARD_FILTER,
-        kind=f"{norm}_normalize+{relu}+convolution_backward_filter",
+        kind="{norm}_normalize+{relu}+convolution_backward_filter",
         file="conv/plane_sweep_conv_norm_filter.cu",
         struct=PlaneSweepNormFilterArguments,
         integers=_filter_arguments,
         reals=norm_reals,
         operands=f"{NORMALIZED} dy dw workspace",
         launcher="norm_relu_plane_sweep_conv_backward_filter",
-        named=f"{norm}_norm_{relu}_plane_sweep_conv_backward_filter",
+        named="{norm}_norm_{relu}_plane_sweep_conv_backward_filter",
         takes=_takes_filter,
         by_measurement=True,
     )
-    for norm, relu in NORM_RELUS
 )
 
 KERNELS = (*_WITH_STATISTICS, *_BACKWARD_FILTER)
