@@ -11,7 +11,6 @@ extern "C" const char* mbc_plane_sweep_conv(const MbcCall& call) {
   return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
     using T = decltype(of);
     const auto& a = arguments<PlaneSweepConvArguments>(call);
-    const char* const problem = run_plane_sweep(call, a, out<T>(call, 2), StoreOnly<T>{});
-    return problem ? problem : launched();
+    return run_plane_sweep(call, a, out<T>(call, 2), StoreOnly<T>{});
   });
 }

@@ -258,7 +258,7 @@ const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& 
       MBC_LAUNCH_SHARED((plane_sweep_conv<T, channels, filters, lines, Prologue, Epilogue>),
                         static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters), PIPELINE_THREADS, shared, call.stream, x,
                         weight, y, epilogue, f, prologue);
-      problem = nullptr;
+      problem = launched();
     } else {
       problem = "a block has too little shared memory for as many channels and filters";
     }

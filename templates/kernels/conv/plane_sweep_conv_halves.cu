@@ -42,7 +42,6 @@ extern "C" const char* mbc_plane_sweep_conv_halves(const MbcCall& call) {
     const auto& a = arguments<PlaneSweepHalvesArguments>(call);
     T *const first = out<T>(call, 2), *const second = out<T>(call, 3);
     const StoreHalves<T> epilogue{{a.swapped ? second : first, a.swapped ? first : second}, narrow(a.filters / 2)};
-    const char* const problem = run_plane_sweep(call, a, first, epilogue);
-    return problem ? problem : launched();
+    return run_plane_sweep(call, a, first, epilogue);
   });
 }

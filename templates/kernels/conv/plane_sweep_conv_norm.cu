@@ -20,9 +20,7 @@ inline const char* statistics(const MbcCall& call, const PlaneSweepConvNormOpera
     const char* const problem = run_plane_sweep(
         call, a, at.x.as<const T>(), at.weights.as<const T>(), at.y.as<T>(), norm_activation(call, at, a), epilogue);
     if (problem) return problem;
-    merge_all_parts(call.stream, epilogue.states.parts(), a.samples * a.filters, epilogue.states.partial,
-                    EpilogueStatistics<T>{{nullptr, 0, at.mean2.as<float>(), at.variance2.as<float>()}});
-    return launched();
+    return merge_statistics<T>(call, epilogue.states, a.samples * a.filters, at.mean2, at.variance2);
   });
 }
 

@@ -90,15 +90,10 @@ extern "C" const char* mbc_plane_sweep_conv_norm_sums(const MbcCall& call) {
     using T = decltype(of);
     const auto& a = arguments<PlaneSweepNormArguments>(call);
     const auto at = operands_of_plane_sweep_conv_norm_sums(call);
-    const auto *mean = at.mean.as<const float>(), *variance = at.variance.as<const float>();
-    const float eps = real(call, 0);
-    const NormSumsOfTiles<T> epilogue{{at.workspace.as<void>(), a},
-                                      at.x.as<const T>(),
-                                      {mean, variance, at.gamma.as<const float>(), at.beta.as<const float>(), eps},
-                                      real(call, 1)};
+    const NormSumsOfTiles<T> epilogue{{at.workspace.as<void>(), a}, at.x, normalize(at, eps(call, 0)), real(call, 1)};
     if (const char* problem = run_plane_sweep(call, a, at.y.as<T>(), epilogue)) return problem;
     merge_all_parts(call.stream, epilogue.states.parts(), a.samples * a.filters, epilogue.states.partial,
-                    BnBackwardReduction{mean, variance, at.dgamma.as<float>(), at.dbeta.as<float>(), eps, 0});
+                    sums_of(at, eps(call, 0)));
     return launched();
   });
 }

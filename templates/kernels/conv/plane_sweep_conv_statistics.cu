@@ -18,8 +18,6 @@ extern "C" const char* mbc_plane_sweep_conv_statistics(const MbcCall& call) {
     const auto at = operands_of_plane_sweep_conv_statistics(call);
     const StatisticsOfTiles<T> epilogue{{at.workspace.as<void>(), a}};
     if (const char* problem = run_plane_sweep(call, a, at.y.as<T>(), epilogue)) return problem;
-    merge_all_parts(call.stream, epilogue.states.parts(), a.samples * a.filters, epilogue.states.partial,
-                    EpilogueStatistics<T>{{nullptr, 0, at.mean.as<float>(), at.variance.as<float>()}});
-    return launched();
+    return merge_statistics<T>(call, epilogue.states, a.samples * a.filters, at.mean, at.variance);
   });
 }

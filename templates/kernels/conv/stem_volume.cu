@@ -58,6 +58,7 @@ struct StemStates {
   typename Statistics<T>::State* partial;
   int64_t samples, tiles_of_sample;
 
+  int64_t parts() const { return tiles_of_sample * STEM_WARPS; }
   __device__ typename Statistics<T>::State* at(int64_t tile, int64_t filters) const {
     const int64_t part = tile % tiles_of_sample * STEM_WARPS + threadIdx.x / 32;
     return partial + (part * samples + tile / tiles_of_sample) * filters;
@@ -171,8 +172,6 @@ extern "C" const char* mbc_stem_volume_statistics(const MbcCall& call) {
     const StemVolume f(a);
     const StemStates<T> states{at.workspace.as<typename Statistics<T>::State>(), a.samples, f.tiles / a.samples};
     if (const char* problem = run_stem_volume<true>(call, at.y.as<T>(), f, states)) return problem;
-    merge_all_parts(call.stream, states.tiles_of_sample * STEM_WARPS, a.samples * a.filters, states.partial,
-                    EpilogueStatistics<T>{{nullptr, 0, at.mean.as<float>(), at.variance.as<float>()}});
-    return launched();
+    return merge_statistics<T>(call, states, a.samples * a.filters, at.mean, at.variance);
   });
 }

@@ -103,4 +103,11 @@ struct EpilogueStatistics : Statistics<T> {
   __device__ float prior(int64_t) const { return 0.0f; }
 };
 
+// Merges what epilogues left in `states` to the statistics of `channels`: those of each sample, or of the batch.
+template <typename T, typename States>
+const char* merge_statistics(const MbcCall& call, const States& states, int64_t channels, float* mean, float* variance) {
+  merge_all_parts(call.stream, states.parts(), channels, states.partial, EpilogueStatistics<T>{{nullptr, 0, mean, variance}});
+  return launched();
+}
+
 }  // namespace mbc
