@@ -29,7 +29,7 @@ from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, View, view, work
 from mbc.errors import MbcError
 from mbc.hardware.spec import is_plan_only
 from mbc.ir.types import Precision
-from mbc.kernels.cuda import function_of
+from mbc.kernels.cuda import symbols_of
 from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.plan.file import PLAN_FILE, dump_plan, rank_folder
 from mbc.plan.model import Plan
@@ -259,9 +259,7 @@ def build_kernel_library(
     """
     working = working_code(precision)
     _check_tools(KERNEL_LIBRARIES, architecture, toolchain)
-    files = tuple(
-        every_kernel_file() if kernels is None else files_defining(list(map(function_of, kernels)), KERNEL_LIBRARIES)
-    )
+    files = tuple(every_kernel_file() if kernels is None else files_defining(symbols_of(kernels), KERNEL_LIBRARIES))
     hosts = (KERNEL_LIBRARY_SOURCE, *_library_files(KERNEL_LIBRARIES))
     with tempfile.TemporaryDirectory(prefix="mbc-sources-") as folder:
         sources = Path(folder)

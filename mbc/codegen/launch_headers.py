@@ -30,8 +30,8 @@ def _operands() -> dict[str, str]:
     launchers: dict[str, dict[str, Launcher]] = {}
     for kernel in KERNELS.values():
         if kernel.operands:
-            launcher = kernel.launcher_of_operands
-            launchers.setdefault(Path(kernel.file).stem, {})[launcher.function] = launcher
+            for file, launcher in zip(kernel.files, kernel.launchers, strict=True):
+                launchers.setdefault(Path(file).stem, {})[launcher.function] = launcher
     return {f"{source}_operands.h": operands_header(source, list(of.values())) for source, of in launchers.items()}
 
 

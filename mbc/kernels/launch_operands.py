@@ -39,6 +39,11 @@ class Launcher:
     operands: str
     struct: type[Struct]
 
+    @property
+    def symbol(self) -> str:
+        """Name of the function in a library."""
+        return f"mbc_{self.function}"
+
 
 def count(launcher: Launcher, integers: Mapping[str, int], has_workspace: bool) -> int:
     """Return the number of operands of a launch with these integers."""

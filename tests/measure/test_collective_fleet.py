@@ -90,7 +90,7 @@ def test_one_gpu_has_no_collectives(tmp_path: Path):
 def test_the_kernels_beside_are_there():
     from mbc.codegen.render_sources import files_defining
     from mbc.codegen.view import LIBRARIES
-    from mbc.kernels.cuda import function_of
+    from mbc.kernels.cuda import symbols_of
 
-    files = files_defining(list(map(function_of, CONCURRENT_KERNELS)), LIBRARIES)
+    files = files_defining(symbols_of(CONCURRENT_KERNELS), LIBRARIES)
     assert "batch_norm.cu" in files and len(files) < 8

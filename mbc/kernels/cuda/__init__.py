@@ -172,7 +172,10 @@ def programs_of(request: Request) -> Iterable[MapProgram]:
 def symbol_of(provider: str, name: str, request: Request) -> str:
     """Return the C function that launches a kernel for a request."""
     program = generated_program(provider, name, request)
-    return function_of(name) if program is None else program.symbol
+    if program is not None:
+        return program.symbol
+    kernel = KERNELS.get(name)
+    return kernel.symbol(request) if kernel else f"mbc_{name}"
 
 
 def _kernels_of(request: Request) -> Iterable[OwnKernel]:
@@ -213,14 +216,13 @@ def without_statistics(name: str) -> str:
 
 # Names of the sources with instructions (wgmma) that only one architecture has.
 WGMMA_SOURCES = frozenset(
-    PurePosixPath(kernel.file).name for kernel in KERNELS.values() if kernel.needs is Instruction.WGMMA
+    PurePosixPath(file).name for k in KERNELS.values() if k.needs is Instruction.WGMMA for file in k.files
 )
 
 
-def function_of(name: str) -> str:
-    """Return the C function that launches the kernel `name` of a file, even if this mbc does not have the kernel."""
-    kernel = KERNELS.get(name)
-    return kernel.function if kernel else f"mbc_{name}"
+def symbols_of(names: Iterable[str]) -> list[str]:
+    """Return the C functions that launch the kernels of these names for any request."""
+    return [launcher.symbol for name in names for launcher in KERNELS[name].launchers]
 
 
 def emulates_fp32(provider: str, name: str, precision: Precision = Precision.FP32) -> bool:

@@ -239,6 +239,8 @@ class OwnKernel:
         operands: Names of the operands of a launch in order, by which its source reads them (`launch_operands`);
             empty: it reads them by position.
         launcher: C function in the source, without the prefix `mbc_`; empty: `kind`.
+        flat: Returns whether a request needs a second launcher, in a source of its own, so that a library has only the
+            sources that its requests need. The names of both end with `_flat`. None: there is no second launcher.
         named: Name in candidates and plans; empty: the launcher's. If launches of several kernels differ only in
             arguments, the kernels share one launcher, and all but one of them have names of their own.
         takes: Returns whether the kernel can run a request of its kind.
@@ -277,6 +279,7 @@ class OwnKernel:
     accumulates: bool = False
     operands: str = ""
     launcher: str = ""
+    flat: Callable[[Request], bool] | None = None
     named: str = ""
     takes: Callable[[Request], bool] = always
     offered: Callable[[Request], bool] = always
@@ -298,14 +301,19 @@ class OwnKernel:
         return self.named or self.launcher or self.kind
 
     @property
-    def function(self) -> str:
-        """C function that launches the kernel."""
-        return f"mbc_{self.launcher or self.kind}"
+    def launchers(self) -> tuple[Launcher, ...]:
+        """C functions that launch the kernel, with the names of their operands."""
+        ends = ("",) if self.flat is None else ("", "_flat")
+        return tuple(Launcher(f"{self.launcher or self.kind}{end}", self.operands, self.struct) for end in ends)
 
     @property
-    def launcher_of_operands(self) -> Launcher:
-        """The C function with the names of its operands."""
-        return Launcher(self.function.removeprefix("mbc_"), self.operands, self.struct)
+    def files(self) -> tuple[str, ...]:
+        """Source files of these functions."""
+        return (self.file,) if self.flat is None else (self.file, self.file.replace(".cu", "_flat.cu"))
+
+    def symbol(self, request: Request) -> str:
+        """Return the C function that launches the kernel for a request."""
+        return self.launchers[self.flat is not None and self.flat(request)].symbol
 
     def runs(self, request: Request) -> bool:
         """Return whether the kernel takes a request, and its index arithmetic holds for the sizes of all operands.

@@ -37,7 +37,7 @@ struct PlaneSweepConv : PlaneSweep {
   static constexpr int EIGHTS = CHANNELS / 8, UNITS = FILTERS / 16, TILES = SWEEP_TAPS * FILTERS / 8;
   // Core matrices of K = 8 of all filters and planes; the pitch avoids bank conflicts.
   static constexpr int KEPT_PITCH = SWEEP_TAPS * FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/plane_sweep_conv.py
-  // Weights and stages of a block. Sizes that do not fit are never launched, and are not compiled.
+  // Weights and stages of a block.
   static constexpr int BOX_VOXELS = LINES == 1 ? SWEEP_VOXELS + SWEEP_TAPS - 1 : MOST_BOX_VOXELS;
   static constexpr int SHARED_BYTES = LINES * SWEEP_TAPS * EIGHTS * KEPT_PITCH + SWEEP_STAGES * BOX_VOXELS * CHANNELS * 2;
   static constexpr bool FITS = SHARED_BYTES <= SWEEP_BLOCK_BYTES;
@@ -244,38 +244,36 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-template <typename T, typename Prologue, typename Epilogue>
+// LINES: lines of a filter, 1 for flat sweeps. Filters of a block that do not fit in shared memory are not compiled.
+template <int LINES, typename T, typename Prologue, typename Epilogue>
 const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, const T* x, const T* weight, T* y,
                             const Prologue& prologue, const Epilogue& epilogue) {
   if (const char* problem = unaligned(call)) return problem;
+  if ((a.flat != 0) != (LINES == 1)) return "tiles have the lines of another launcher";
   const char* problem = "there are neither 32 nor 48 nor 64 channels";
-  const auto run = [&](auto channels, auto filters, auto lines) {
-    using Sweep = PlaneSweepConv<channels, filters, lines>;
+  const auto run = [&](auto channels, auto filters) {
+    using Sweep = PlaneSweepConv<channels, filters, LINES>;
     if constexpr (Sweep::FITS) {
       const Sweep f(a);
       const int64_t blocks_of_filters = a.filters / filters, most = max(int64_t{1}, multiprocessors() / blocks_of_filters);
       const int shared = Sweep::SHARED_BYTES + SWEEP_WARPS * filters * Epilogue::TABLE_BYTES;
-      MBC_LAUNCH_SHARED((plane_sweep_conv<T, channels, filters, lines, Prologue, Epilogue>),
+      MBC_LAUNCH_SHARED((plane_sweep_conv<T, channels, filters, LINES, Prologue, Epilogue>),
                         static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters), PIPELINE_THREADS, shared, call.stream, x,
                         weight, y, epilogue, f, prologue);
       problem = launched();
-    } else {
-      problem = "a block has too little shared memory for as many channels and filters";
     }
   };
   run_with_one_of<32, 48, 64>(a.channels, [&](auto channels) {
-    problem = "there are neither 32 nor 48 nor 64 filters";
-    run_with_one_of<32, 48, 64>(a.block_filters, [&](auto filters) {
-      run_with_one_of<1, SWEEP_TAPS>(a.flat ? 1 : SWEEP_TAPS, [&](auto lines) { run(channels, filters, lines); });
-    });
+    problem = "neither 32 nor 48 nor 64 filters of a block fit";
+    run_with_one_of<32, 48, 64>(a.block_filters, [&](auto filters) { run(channels, filters); });
   });
   return problem;
 }
 
 // Without a prologue: the first accesses are the image and the weights.
-template <typename T, typename Epilogue>
+template <int LINES, typename T, typename Epilogue>
 const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, T* y, const Epilogue& epilogue) {
-  return run_plane_sweep(call, a, in<T>(call, 0), in<T>(call, 1), y, AsStored{}, epilogue);
+  return run_plane_sweep<LINES>(call, a, in<T>(call, 0), in<T>(call, 1), y, AsStored{}, epilogue);
 }
 
 }  // namespace mbc

@@ -7,17 +7,7 @@
 //            states and stores them. A second kernel adds the states of all tiles in order, in fp64.
 // Registers  24 at 32 filters; at 64 filters twice as many.
 // Limit      that of the convolution; epilogues run while the other warpgroup's wgmma do.
-#include "plane_sweep_conv_statistics.cuh"
+#include "plane_sweep_conv_launches.cuh"
 #include "plane_sweep_conv_statistics_operands.h"
 
-extern "C" const char* mbc_plane_sweep_conv_statistics(const MbcCall& call) {
-  using namespace mbc;
-  return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
-    using T = decltype(of);
-    const auto& a = arguments<PlaneSweepReductionArguments>(call);
-    const auto at = operands_of_plane_sweep_conv_statistics(call);
-    const StatisticsOfTiles<T> epilogue{{at.workspace.as<void>(), a}};
-    if (const char* problem = run_plane_sweep(call, a, at.y.as<T>(), epilogue)) return problem;
-    return merge_statistics<T>(call, epilogue.states, a.samples * a.filters, at.mean, at.variance);
-  });
-}
+MBC_LAUNCHER(plane_sweep_conv_statistics, sweep_with_statistics<SWEEP_TAPS>)

@@ -26,7 +26,7 @@ SHAPE = (3, 16, 5, 6)
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     requests = [case.request(Precision.FP16) for case in groups_in(Precision.FP16)]
     kernels = [kernel_of(c.name, request) for request in requests for c in offered_anywhere(request)]
-    files = sorted({Path(kernel.file).name for kernel in kernels if kernel is not None})
+    files = sorted({Path(file).name for kernel in kernels if kernel is not None for file in kernel.files})
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 

@@ -17,7 +17,7 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Call, Candidate, Request
-from mbc.kernels.cuda import KERNELS, OWN, function_of, programs_of, symbol_of
+from mbc.kernels.cuda import KERNELS, OWN, programs_of, symbol_of, symbols_of
 from mbc.kernels.cuda.base import THREADS, always, layout_of, planar
 from mbc.kernels.cuda.conv import stem_volume
 from mbc.kernels.cuda.generated import lowering
@@ -64,11 +64,12 @@ def _launchers(file: str) -> set[str]:
 
 def test_every_kernel_has_a_launcher_in_its_file():
     for kernel in KERNELS.values():
-        assert not kernel.file or kernel.function in _launchers(kernel.file), kernel.name
+        for file, launcher in zip(kernel.files, kernel.launchers, strict=True):
+            assert not file or launcher.symbol in _launchers(file), kernel.name
 
 
 def test_every_launcher_has_a_kernel_and_a_body_of_its_own():
-    called = {kernel.function for kernel in KERNELS.values()}
+    called = set(symbols_of(KERNELS))
     bodies: dict[str, str] = {}
     for path in SOURCES.rglob("*.cu"):
         text = path.read_text(encoding="utf-8")
@@ -82,9 +83,9 @@ def test_every_launcher_has_a_kernel_and_a_body_of_its_own():
 
 def test_kernels_of_one_launcher_fill_the_same_structure_and_name_the_same_operands():
     for kernel in KERNELS.values():
-        others = {(other.struct, other.operands) for other in KERNELS.values() if other.function == kernel.function}
-        assert others == {(kernel.struct, kernel.operands)}, kernel.name
-    assert function_of("pad") == "mbc_strided_slice" and function_of("no_such_kernel") == "mbc_no_such_kernel"
+        same = (other for other in KERNELS.values() if other.launchers[0].function == kernel.launchers[0].function)
+        assert {other.launchers for other in same} == {kernel.launchers}, kernel.name
+    assert symbols_of(["pad"]) == ["mbc_strided_slice"]
 
 
 def test_files_of_kernels_have_names_of_their_own():
@@ -165,7 +166,7 @@ def test_names_of_operands_are_as_many_as_the_pointers_of_a_launch():
             integers = dict(zip(kernel.struct.names(), OWN.arguments(call, 0).integers, strict=False))
             has_workspace = candidate.workspace_bytes > 0
             pointers = len(call.operands) + has_workspace
-            assert count(kernel.launcher_of_operands, integers, has_workspace) == pointers, case.name
+            assert count(kernel.launchers[0], integers, has_workspace) == pointers, case.name
             named.add(kernel.name)
     assert named == {kernel.name for kernel in KERNELS.values() if kernel.operands}
 

@@ -130,6 +130,10 @@ def _sweep(request: Request) -> PlaneSweepArguments:
     return sweep
 
 
+def _is_flat(request: Request) -> bool:
+    return _sweep(request).flat == 1
+
+
 def _shared(request: Request) -> int:
     sweep = _sweep(request)
     return _shared_bytes(sweep, _block_filters(sweep))
@@ -226,6 +230,7 @@ FORWARD = OwnKernel(
     layouts=channels_last,
     time_us=_time_us,
     launcher="plane_sweep_conv",
+    flat=_is_flat,
     takes=_takes,
     shared=_shared,
     needs=Instruction.WGMMA,
@@ -243,6 +248,7 @@ BACKWARD_FILTER = replace(
     launches=2,
     accumulates=True,
     launcher="plane_sweep_conv_backward_filter",
+    flat=None,
     takes=_takes_filter,
     shared=_filter_shared,
 )
