@@ -21,7 +21,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
-from mbc.kernels.cuda.base import OwnKernel
+from mbc.kernels.cuda.base import OwnKernel, shared_of
 from mbc.kernels.cuda.conv import (
     conv1x1,
     conv1x1_narrow,
@@ -319,6 +319,20 @@ def test_a_block_goes_on_with_the_next_planes(
     assert candidate.workspace_bytes == trial.request.outputs[0].size_bytes
     (error,) = trial.errors(candidate, Variant("accumulating", accumulate=True))
     assert error <= TOLERANCES[DType.FP32]
+
+
+def test_stems_of_volumes_declare_the_shared_memory_of_their_largest_block(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    kernel, a = stem_volume.KERNELS[1], Convolution((2, 3, 4), (3, 3, 3), pad=(1,) * 6)
+    case = Case("largest", kernel.kind, a, (w(1, 2, *a.size), w(1, 32, *a.size)))
+    trial = Trial(library, case, Precision.BF16)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    trial.run(candidate, Variant("plain"))
+    less = replace(kernel, shared=shared_of(stem_volume.SHARED_BYTES - 1))
+    monkeypatch.setattr(trial, "kernel", lambda _: less)
+    with pytest.raises(AssertionError, match=f"{stem_volume.SHARED_BYTES} bytes of shared memory"):
+        trial.run(candidate, Variant("plain"))
 
 
 @pytest.mark.parametrize(
