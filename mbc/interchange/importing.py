@@ -13,8 +13,8 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.from_onnx.read import read_onnx, report_batch_given_twice
 from mbc.interchange.program import Line, Program
-from mbc.interchange.pt2 import printable, read_pt2
-from mbc.interchange.refusal import Refusal, report_refusals
+from mbc.interchange.pt2 import read_pt2
+from mbc.interchange.refusal import Refusal, printable, report_refusals
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.interchange.write import write_source

@@ -13,7 +13,6 @@ import math
 import re
 import zipfile
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -27,8 +26,6 @@ from mbc.interchange.program import (
     Array,
     Dynamic,
     Held,
-    Line,
-    ModuleCall,
     Node,
     Opaque,
     Program,
@@ -36,7 +33,8 @@ from mbc.interchange.program import (
     TensorMeta,
     TensorName,
 )
-from mbc.interchange.refusal import Refusal, report_refusals
+from mbc.interchange.pt2_source_lines import gradient_refusal, module_calls, opaque_line, source_line
+from mbc.interchange.refusal import Refusal, printable, report_refusals
 from mbc.units import show_size
 
 LARGEST_FILE = 16 << 30
@@ -48,21 +46,6 @@ _DTYPES = {
     9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16",
 }  # fmt: skip
 _SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # a symbol as SymPy writes it
-_FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
-# The application of a subclass of torch.autograd.Function, and the function's forward pass.
-_APPLIED = re.compile(r"(?<![\w.])(?:\w+\.)*_*[A-Z]\w*\.apply\(")
-_FORWARD = re.compile(r"^def forward\(ctx\b")
-_OF_AUTOGRAD = (
-    "it is a part of an autograd.Function, whose gradient the program does not contain",
-    "compute it by layers, whose gradients are known",
-)
-_CHECKPOINTED = (
-    "torch.utils.checkpoint with use_reentrant=True runs it, whose gradients the program does not have",
-    "export the model with use_reentrant=False, which computes the same",
-)
-_OF_EXPORT = re.compile(r"[/\\]torch[/\\]_dynamo[/\\]")
-_OF_TORCH = re.compile(r"[/\\]torch[/\\]")
-_OF_CHECKPOINT = re.compile(r"[/\\]torch[/\\]utils[/\\]checkpoint\.py$")
 
 
 def read_pt2(path: Path) -> Program:
@@ -85,12 +68,6 @@ def read_pt2(path: Path) -> Program:
         _report_broken(path, "its graph is nested too deeply", cause=error)
     except (ValueError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         _report_broken(path, printable(str(error)), cause=error)
-
-
-def printable(text: str, most: int = 200) -> str:
-    """Return text of a file for a message: without control characters, and with at most `most` characters."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _report_broken(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
@@ -141,7 +118,7 @@ class _Reader:
         arrays = self._arrays(held.values(), {**payloads, **constants})
         nodes = tuple(_node(node) for node in graph["nodes"])
         writer = f"torch {printable(str(document.get('torch_version', '?')), 40)}"
-        opaque = next(filter(None, map(_opaque_line, graph["nodes"])), None)
+        opaque = next(filter(None, map(opaque_line, graph["nodes"])), None)
         return Program(tuple(inputs), held, nodes, outputs, tensors, mutated, arrays, writer, opaque=opaque)
 
     def _old(self, reason: str) -> MbcError:
@@ -327,9 +304,9 @@ def _node(node: Mapping[str, Any]) -> Node:
         printable(str(node["target"]), 80).removeprefix("torch.ops."),
         {str(given["name"] or number): _argument(given["arg"]) for number, given in enumerate(node["inputs"])},
         tuple(outputs),
-        _modules(metadata.get("nn_module_stack", "")),
-        _line(metadata.get("stack_trace", "")),
-        refusal=_refusal(metadata.get("stack_trace", "")),
+        module_calls(metadata.get("nn_module_stack", "")),
+        source_line(metadata.get("stack_trace", "")),
+        refusal=gradient_refusal(metadata.get("stack_trace", "")),
     )
 
 
@@ -371,61 +348,3 @@ def _subgraph(graph: Mapping[str, Any]) -> Subgraph:
     )
     tensors = {key: _meta(meta) for key, meta in graph["tensor_values"].items()}
     return Subgraph(inputs, outputs, tuple(map(_node, graph["nodes"])), tensors)
-
-
-def _modules(stack: Any) -> tuple[ModuleCall, ...]:
-    """Return the calls of a module stack `key,path,class;...`, outermost first, without the model itself."""
-    calls: list[ModuleCall] = []
-    for entry in str(stack).split(";"):
-        parts = entry.split(",")
-        if len(parts) == 3 and parts[1]:
-            calls.append(ModuleCall(parts[0], printable(parts[1]), printable(parts[2].rpartition(".")[2], 80)))
-    return tuple(calls)
-
-
-def _line(trace: Any) -> Line | None:
-    """Return the innermost line that is not PyTorch's own."""
-    frames = _frames(trace)
-    own = [frame for frame in frames if not _OF_TORCH.search(frame.file)]
-    return own[-1] if own else frames[-1] if frames else None
-
-
-def _frames(trace: Any) -> list[Line]:
-    return [Line(printable(f), int(n), printable(code, 120)) for f, n, code in _FRAME.findall(str(trace))]
-
-
-def _refusal(trace: Any) -> tuple[str, str] | None:
-    """Return a reason and a remedy if the line of an operation shows that its gradient is another function's."""
-    if _is_of_autograd(trace):
-        return _OF_AUTOGRAD
-    # A checkpoint without `use_reentrant` runs `fn`, whose operations are ordinary operations of the program.
-    frames = (frame for frame in _frames(trace) if _OF_CHECKPOINT.search(frame.file))
-    return _CHECKPOINTED if any(frame.code.startswith("outputs = run_function(") for frame in frames) else None
-
-
-def _opaque_line(node: Mapping[str, Any]) -> Line | None:
-    """Return the line that calls more than modules before it reaches an operation; None if all calls are modules.
-
-    torch.export records the lines of functions called `forward`: one for each module, one for each
-    `torch.autograd.Function`. A strict export runs such functions in a region without gradients instead.
-    """
-    metadata = cast("Mapping[str, Any]", node.get("metadata") or {})
-    frames = [frame for frame in _frames(metadata.get("stack_trace", "")) if not _OF_EXPORT.search(frame.file)]
-    if str(node["target"]).endswith("wrap_with_set_grad_enabled"):
-        return frames[-1] if frames else Line("", 0, "")
-    calls = 1 + len(_modules(metadata.get("nn_module_stack", "")))
-    return frames[calls - 1] if len(frames) > calls and not _OF_TORCH.search(frames[-1].file) else None
-
-
-def _is_of_autograd(trace: Any) -> bool:
-    """Return whether a module's `forward` applies a `torch.autograd.Function`, whose backward pass a program lacks.
-
-    Functions that are applied in between are not visible, because a program records only the lines of `forward`. Layers
-    in an argument of `apply`, on the same line, count as part of the function.
-    """
-    frames = _frames(trace)
-    applied = (
-        _APPLIED.search(frame.code) and not _OF_TORCH.search(frame.file) and not _OF_TORCH.search(inner.file)
-        for frame, inner in pairwise(frames)
-    )
-    return any(applied) or any(_FORWARD.search(frame.code) for frame in frames)

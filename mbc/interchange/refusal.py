@@ -65,3 +65,9 @@ def report_refusals(what: str, refusals: Sequence[Refusal], cause: BaseException
         f"{what} has {count} that mbc cannot import:\n  {listed}",
         "change the model as stated above, and export it again",
     ) from cause
+
+
+def printable(text: str, most: int = 200) -> str:
+    """Return text of a file for a message: without control characters, and with at most `most` characters."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"

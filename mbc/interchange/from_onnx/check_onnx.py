@@ -25,7 +25,7 @@ from mbc.interchange.from_onnx.evaluator import first_misread
 from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.from_onnx.read import read_onnx
 from mbc.interchange.program import Array
-from mbc.interchange.pt2 import printable
+from mbc.interchange.refusal import printable
 from mbc.interchange.steps import Imported
 from mbc.ir.graph import TrainingGraph
 

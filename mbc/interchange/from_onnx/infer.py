@@ -14,7 +14,7 @@ import numpy as np
 from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.from_onnx.tensors import LARGEST_SIZE
 from mbc.interchange.program import Array, Dynamic, TensorMeta
-from mbc.interchange.pt2 import printable
+from mbc.interchange.refusal import printable
 
 # Operators that are computed during the import if all of their operands are constant.
 _FOLDED = frozenset((

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from mbc.interchange.program import ModuleCall
-from mbc.interchange.pt2 import printable
+from mbc.interchange.refusal import printable
 
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 _LONGEST = 4000  # most characters of an entry

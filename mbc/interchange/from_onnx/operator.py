@@ -17,8 +17,7 @@ import numpy as np
 from mbc.interchange.aten.operands import Refused
 from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.program import Argument, Array, Dynamic, TensorMeta, TensorName
-from mbc.interchange.pt2 import printable
-from mbc.interchange.refusal import LISTED
+from mbc.interchange.refusal import LISTED, printable
 
 
 class Graph(Protocol):

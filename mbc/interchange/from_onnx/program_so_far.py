@@ -13,7 +13,7 @@ from mbc.interchange.from_onnx.module_scopes import modules_of
 from mbc.interchange.from_onnx.operator import Operator
 from mbc.interchange.from_onnx.tensors import dtype_name
 from mbc.interchange.program import FLOATING, Argument, Array, Dynamic, Held, Node, TensorMeta, TensorName
-from mbc.interchange.pt2 import printable
+from mbc.interchange.refusal import printable
 from mbc.interchange.steps import STATISTICS
 
 

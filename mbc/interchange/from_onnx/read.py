@@ -32,8 +32,7 @@ from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.from_onnx.program_so_far import ProgramSoFar
 from mbc.interchange.from_onnx.tensors import dtype_name, read_tensor
 from mbc.interchange.program import Program, TensorMeta
-from mbc.interchange.pt2 import printable
-from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE
+from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE, printable
 
 LARGEST_FILE = 2 << 30  # protobuf's limit for a message; weights in other files may be larger
 MOST_NODES = 100_000

@@ -11,7 +11,7 @@ import numpy as np
 from mbc.errors import MbcError
 from mbc.files import check_file
 from mbc.interchange.program import NUMPY, Array
-from mbc.interchange.pt2 import printable
+from mbc.interchange.refusal import printable
 from mbc.units import show_size
 
 # PyTorch's name for each TensorProto.DataType.
