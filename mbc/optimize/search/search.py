@@ -136,6 +136,8 @@ class Search:
             error = cannot_start(table, self.least, self.usual_bytes, budget_bytes)
         else:
             error = cannot_fit(table, self.least, self.techniques, self.usual_bytes, budget_bytes)
+        if error.floor_bytes > table.device.memory_bytes:  # no budget of this GPU has a plan
+            return error
         enough_bytes = self.needed_bytes(self.solve(self.unmasked, UNLIMITED_BYTES, math.inf))
         return replace(error, remedy=f"{error.remedy}; {show_enough(enough_bytes)} fits a plan that saves no memory")
 
