@@ -52,6 +52,7 @@ def fit(
         return not any(map(problem.fits, solutions))
 
     def search(trial: AllowedTechniques) -> Solution | None:
+        problem.spent.searches += 1
         solution = _fit(posed(problem, trial), trial, min(known_us, _least_us(problem, solutions)))
         if solution is not None:
             solutions.append(solution)
@@ -73,7 +74,7 @@ def fit(
     def first_fit(trials: Iterable[AllowedTechniques]) -> None:
         for trial in trials:
             solution = attempt(trial)
-            if solution is not None and problem.fits(solution):
+            if solution is not None and problem.fits(solution) and not problem.tries_more(solutions):
                 return
 
     attempted: set[AllowedTechniques] = set()
@@ -85,10 +86,13 @@ def fit(
     sending = attempt(techniques) if whole_bytes <= available_bytes or not techniques.split else None
     if techniques in bounds:  # only other steps can fit: with fewer states in the arena, or divided ones
         first_fit(_states_trials(problem, techniques, bounds[techniques] - available_bytes, moved_bytes))
+    elif sending is not None and problem.tries_more(solutions):
+        lacking_bytes = max(0, sending.placed.arena_bytes - available_bytes)
+        first_fit(_states_trials(problem, techniques, lacking_bytes, moved_bytes))
     if sending is not None:
         # Converting back costs a pass over each such value, so it is tried only where keeping both layouts costs more.
         trial = replace(techniques, convert_back=True)
-        if not _is_good(problem, sending) and _converts_back(problem, trial):
+        if not problem.is_good(sending) and _converts_back(problem, trial):
             solution = attempt(trial)
             if solution is not None and problem.best(solutions) is solution:
                 techniques, sending = trial, solution
@@ -96,7 +100,7 @@ def fit(
         if techniques.peer_bytes and sending.links_used > 1:
             attempt(replace(techniques, slow_first=True))
         # Offloads are chosen before the waits of kernels for copies can be predicted.
-        done = _is_good(problem, sending) or (problem.exhausted and nothing_fits())
+        done = problem.is_good(sending) or (problem.exhausted and nothing_fits())
         if techniques.recompute and sending.copies and not done:
             alone = _fit(problem, replace(techniques, offload=0.0), min(known_us, _least_us(problem, solutions)))
             solutions += [alone] if alone is not None else []
@@ -172,7 +176,7 @@ def _divisions(
     """Yield divisions for depth-first execution: of the largest values first, then of smaller ones as well."""
     table, available_bytes = problem.table, problem.available_bytes
     graph = table.graph
-    if not techniques.split or (solutions and _is_good(problem, problem.best(solutions))):
+    if not techniques.split or (solutions and problem.is_good(problem.best(solutions))):
         return
     sizes = {
         value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
@@ -201,7 +205,7 @@ def _with_states_offloaded(
     problem: Problem, techniques: AllowedTechniques, best: Solution
 ) -> Iterator[AllowedTechniques]:
     """Yield techniques to try after `best`, which offload more and more of the optimizer's states."""
-    if techniques.offload <= 0 or _is_good(problem, best):
+    if techniques.offload <= 0 or problem.is_good(best):
         return
     graph, buffers = problem.table.graph, best.draft.buffers
     all_bytes = sum(aligned(buffers[b].size_bytes) for b in movable_states(graph, best.draft))
@@ -223,10 +227,6 @@ def _states_trials(
             yield replace(techniques, states_bytes=states_bytes, lead=lead)
     for lead in (effort.STATES_LEAD, 0.0) if all_bytes else ():
         yield replace(techniques, states_bytes=all_bytes, lead=lead)
-
-
-def _is_good(problem: Problem, solution: Solution) -> bool:
-    return problem.fits(solution) and solution.step_us <= effort.FIT_GOOD_ENOUGH * problem.fastest_us
 
 
 def _least_us(problem: Problem, solutions: Sequence[Solution]) -> float:

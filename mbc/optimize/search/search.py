@@ -233,8 +233,11 @@ class Search:
         if (chosen.train, chosen.infer) == (graph.train, graph.infer):
             return fit(unfused, self.techniques, known_us)
         solution = fit(fused, self.techniques, known_us)
-        if fused.fits(solution) or is_hopeless(solution.placed.arena_bytes, available_bytes):
+        fits = fused.fits(solution)
+        if is_hopeless(solution.placed.arena_bytes, available_bytes) or (fits and not fused.tries_more([solution])):
             return solution
+        if fits:
+            known_us = min(known_us, solution.step_us)
         return unfused.best((solution, fit(unfused, self.techniques, known_us, solution.placed.arena_bytes)))
 
     def refined(self, solution: Solution) -> Solution:

@@ -31,9 +31,15 @@ from mbc.plan.model import Copy, Program
 
 @dataclass(slots=True)
 class Spent:
-    """Work that was spent on a problem. It is mutable: every attempt at the problem counts here."""
+    """Work that was spent on a problem. It is mutable: every attempt at the problem counts here.
+
+    Attributes:
+        work: Launches of rewritten programs.
+        searches: Sets of techniques that were searched.
+    """
 
     work: int = 0
+    searches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,14 @@ class Problem:
         operations = len(self.table.graph.train)
         return self.spent.work > max(effort.NOT_FOUND_WORK, effort.NOT_FOUND_WORK_OF_OPERATION * operations)
 
+    def tries_more(self, solutions: Sequence[Solution]) -> bool:
+        """Return whether techniques are tried that usually only steps need which do not fit.
+
+        They are if all solutions are slow, and the step has so few operations that a search is short.
+        """
+        work = (1 + self.spent.searches) * len(self.table.graph.train)
+        return work <= effort.SLOW_STEP_WORK and not any(map(self.is_good, solutions))
+
     def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
         """Return the choices of this step."""
         return self.selector.choose(limits, rows, self.programs, self.fused_updates)
@@ -87,6 +101,10 @@ class Problem:
     def fits(self, solution: Solution) -> bool:
         """Return whether a solution fits the available bytes."""
         return solution.fits(self.available_bytes)
+
+    def is_good(self, solution: Solution) -> bool:
+        """Return whether a solution fits, and is about as fast as the step without a limit."""
+        return self.fits(solution) and solution.step_us <= effort.FIT_GOOD_ENOUGH * self.fastest_us
 
     def best(self, solutions: Sequence[Solution]) -> Solution:
         """Return the fastest solution that fits; if none fits, return the smallest one."""
