@@ -123,10 +123,10 @@ def main() -> None:
     signal.signal(signal.SIGPROF, _give_up)
     file = "planner_curve" if arguments.drawn is None else "planner_curve_drawn"
     table = results(file, again=arguments.again, planned_for="h200")
-    named = ((name, replace(job_of(name), gpu="h200")) for name in NETWORKS if any(o in name for o in arguments.only))
+    named = ((name, replace(job_of(name), gpu="h200")) for name in NETWORKS)
     shares = [0.98 - 0.034 * k for k in range(20)] if arguments.drawn else arguments.shares
     for name, job in named if arguments.drawn is None else drawn_jobs(arguments.drawn):
-        if time.process_time() < arguments.for_s:
+        if any(part in name for part in arguments.only) and time.process_time() < arguments.for_s:
             curve(name, job, shares, table)
     show(
         list(table.rows.values()), ["name", "cpu_s", "step_ms", "over_bound", "arena_share", "refused", "needed_share"]

@@ -217,8 +217,9 @@ KEEP_ALL_ROUNDS = 8
 FIT_GOOD_ENOUGH = 1.02
 # Relative difference of times below the precision of predictions.
 FIT_NEGLIGIBLE = 1e-3
-# Operations times sets of techniques that are searched for a step that fits but is slow. Longer steps try fewer sets.
-SLOW_STEP_WORK = 1_200
+# Operations times sets of techniques up to which sets that usually only steps need which do not fit are searched for
+# slow steps, too (100).
+SLOW_STEP_WORK = 600
 # Share of the available bytes below which optimizer states stay on the device if a step fits with them (037).
 STATES_OFFLOAD_SHARE = 0.1
 # Share of the available bytes above which offloading optimizer states is tried first (037).

@@ -87,8 +87,8 @@ def fit(
     if techniques in bounds:  # only other steps can fit: with fewer states in the arena, or divided ones
         first_fit(_states_trials(problem, techniques, bounds[techniques] - available_bytes, moved_bytes))
     elif sending is not None and problem.tries_more(solutions):
-        lacking_bytes = max(0, sending.placed.arena_bytes - available_bytes)
-        first_fit(_states_trials(problem, techniques, lacking_bytes, moved_bytes))
+        for lacking_bytes in (0, max(0, sending.placed.arena_bytes - available_bytes)):
+            first_fit(_states_trials(problem, techniques, lacking_bytes, moved_bytes))
     if sending is not None:
         # Converting back costs a pass over each such value, so it is tried only where keeping both layouts costs more.
         trial = replace(techniques, convert_back=True)

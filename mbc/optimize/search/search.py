@@ -222,7 +222,8 @@ class Search:
     def solve(self, selector: Selector, available_bytes: int, known_us: float) -> Solution:
         """Return a step with fusion groups. If there are none, or no step with them fits, return a step without fusion.
 
-        A step that takes at least `known_us` is abandoned.
+        Slow steps of short networks are compared with steps without fusion. A step that takes at least `known_us` is
+        abandoned.
         """
         table, held_bytes = selector.table, int(effort.HELD_SHARE * available_bytes)
         graph, groups = table.graph, selector.fastest_fused(self.limits.operation_bytes, held_bytes)
@@ -233,11 +234,12 @@ class Search:
         if (chosen.train, chosen.infer) == (graph.train, graph.infer):
             return fit(unfused, self.techniques, known_us)
         solution = fit(fused, self.techniques, known_us)
-        fits = fused.fits(solution)
-        if is_hopeless(solution.placed.arena_bytes, available_bytes) or (fits and not fused.tries_more([solution])):
-            return solution
-        if fits:
+        if fused.fits(solution):
+            if not unfused.tries_more([solution]):
+                return solution
             known_us = min(known_us, solution.step_us)
+        elif is_hopeless(solution.placed.arena_bytes, available_bytes):
+            return solution
         return unfused.best((solution, fit(unfused, self.techniques, known_us, solution.placed.arena_bytes)))
 
     def refined(self, solution: Solution) -> Solution:
