@@ -100,9 +100,11 @@ def curve(name: str, job: Job, shares: Sequence[float], table: Results) -> None:
         table.put({**row, "less_is_faster": row.get("step_ms", 0.0) > min(less, default=math.inf)})
 
 
-def drawn_jobs(count: int) -> Iterator[tuple[str, Job]]:
-    """Yield small drawn networks, each for its own GPU and in its own precision."""
+def drawn_jobs(count: int, only: Sequence[str] = ("",)) -> Iterator[tuple[str, Job]]:
+    """Yield small drawn networks whose names contain one of `only`, each for its own GPU and in its own precision."""
     for number in range(count):
+        if not any(part in f"drawn {number}" for part in only):
+            continue
         drawn = drawn_network(random.Random(number))
         settings = (("train.precision", drawn.precision),)
         yield (
@@ -123,10 +125,10 @@ def main() -> None:
     signal.signal(signal.SIGPROF, _give_up)
     file = "planner_curve" if arguments.drawn is None else "planner_curve_drawn"
     table = results(file, again=arguments.again, planned_for="h200")
-    named = ((name, replace(job_of(name), gpu="h200")) for name in NETWORKS)
+    named = ((name, replace(job_of(name), gpu="h200")) for name in NETWORKS if any(o in name for o in arguments.only))
     shares = [0.98 - 0.034 * k for k in range(20)] if arguments.drawn else arguments.shares
-    for name, job in named if arguments.drawn is None else drawn_jobs(arguments.drawn):
-        if any(part in name for part in arguments.only) and time.process_time() < arguments.for_s:
+    for name, job in named if arguments.drawn is None else drawn_jobs(arguments.drawn, arguments.only):
+        if time.process_time() < arguments.for_s:
             curve(name, job, shares, table)
     show(
         list(table.rows.values()), ["name", "cpu_s", "step_ms", "over_bound", "arena_share", "refused", "needed_share"]
