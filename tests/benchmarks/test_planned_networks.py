@@ -19,7 +19,11 @@ import sharded
 from drawn_networks import drawn_network
 from sharded import CHUNK, Asked, Verdict, campaign, tell
 
+from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.options import Options
+from mbc.plan.model import Predictions
+from mbc.source import Source
 from tests.graphs import training_graph
 
 CASES = 3 * CHUNK + 5
@@ -93,6 +97,22 @@ def test_drawn_networks_are_networks() -> None:
             refused.append(error.code)
     assert {*refused} <= {*planned_networks.OF_SOURCES}
     assert len(refused) < 15
+
+
+def test_more_memory_makes_no_slow_step_slower() -> None:
+    """Techniques that usually only steps need which do not fit are tried for slow steps, too (decision 100)."""
+    drawn = drawn_network(random.Random(27))
+    source = Source("drawn.mbc", drawn.source)
+
+    def planned(*settings: tuple[str, str]) -> Predictions:
+        return compile_plan(
+            source, Options(gpu=drawn.gpu, settings=(("train.precision", drawn.precision), *settings))
+        ).predictions
+
+    free = planned()
+    budgets = [int(share * free.arena_bytes) + free.overhead_bytes for share in (0.64, 0.674)]
+    less, more = (planned(("memory.device", f"{budget} B")).train_us for budget in budgets)
+    assert free.train_us < more <= less
 
 
 @pytest.mark.parametrize("number", [0, 5, 7])  # along two, three and one axes
