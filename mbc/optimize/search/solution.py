@@ -86,7 +86,7 @@ class Problem:
 
         They are if all solutions are slow, and the step has so few operations that a search is short.
         """
-        work = (1 + self.spent.searches) * len(self.table.graph.train)
+        work = (1 + self.spent.searches) * len(self.table.graph.train) ** 2
         return work <= effort.SLOW_STEP_WORK and not any(map(self.is_good, solutions))
 
     def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
