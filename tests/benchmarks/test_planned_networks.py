@@ -100,7 +100,7 @@ def test_drawn_networks_are_networks() -> None:
 
 
 def test_more_memory_makes_no_slow_step_slower() -> None:
-    """Techniques that usually only steps need which do not fit are tried for slow steps, too (decision 100)."""
+    """Techniques that are usually tried only if nothing fits are tried for slow steps, too (decision 100)."""
     drawn = drawn_network(random.Random(27))
     source = Source("drawn.mbc", drawn.source)
 

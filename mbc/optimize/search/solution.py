@@ -82,9 +82,9 @@ class Problem:
         return self.spent.work > max(effort.NOT_FOUND_WORK, effort.NOT_FOUND_WORK_OF_OPERATION * operations)
 
     def tries_more(self, solutions: Sequence[Solution]) -> bool:
-        """Return whether techniques are tried that usually only steps need which do not fit.
+        """Return whether techniques are tried that are usually tried only if nothing fits.
 
-        They are if all solutions are slow, and the step has so few operations that a search is short.
+        They are tried if all solutions are slow, and the step has so few operations that a search is short.
         """
         work = (1 + self.spent.searches) * len(self.table.graph.train) ** 2
         return work <= effort.SLOW_STEP_WORK and not any(map(self.is_good, solutions))
