@@ -217,8 +217,8 @@ KEEP_ALL_ROUNDS = 8
 FIT_GOOD_ENOUGH = 1.02
 # Relative difference of times below the precision of predictions.
 FIT_NEGLIGIBLE = 1e-3
-# Square of the number of operations, times the number of sets of techniques. Up to this product, a step that fits but is
-# slow is searched with the techniques that are usually tried only if nothing fits (100).
+# Square of the number of operations, times the number of sets of techniques. Up to this product, a step that fits but
+# is slow is searched with the techniques that are usually tried only if nothing fits (100).
 SLOW_STEP_WORK = 60_000
 # Share of the available bytes below which optimizer states stay on the device if a step fits with them (037).
 STATES_OFFLOAD_SHARE = 0.1
