@@ -12,7 +12,7 @@ from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
 from mbc.options import UNLIMITED_BYTES
 from mbc.report.columns import Column, render
 from mbc.report.tables import outside_cell, over, time_cell
-from mbc.units import show_size, show_time
+from mbc.units import show_size
 
 _BAR = 24
 
@@ -98,8 +98,11 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         lines.append(between if not fit.finished else f"{between}: --search-for 10min tries them")
     elif fit.refused is None:
         lines.append("larger batches were not tried")
-    if any(isinstance(p.refusal, BudgetError) and p.refusal.is_planned for p in fit.probes):
+    refusals = [p.refusal for p in fit.probes if isinstance(p.refusal, BudgetError) and p.refusal.is_planned]
+    if refusals:
         lines.append("a smallest plan above the budget does not prove that no plan fits: each batch is a new search")
+    if any(refusal.slowest_us < math.inf for refusal in refusals):
+        lines.append("plans with less than half of the most images/s do not count: `mbc compile` may find smaller ones")
     if fastest is not largest:
         lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{fastest.images_per_s:,.0f} images/s")
     return "\n".join(lines)
@@ -162,9 +165,7 @@ def reason(probe: Probe) -> str:
     if not isinstance(refusal, BudgetError):
         return f"{refusal.code}: {refusal.message}"
     if refusal.is_planned:
-        limit_us = refusal.slowest_us
-        steps = "" if limit_us == math.inf else f" whose step is not slower than {show_time(limit_us)}"
-        return f"{refusal.code}: the smallest plan found{steps} takes {show_size(refusal.needed_bytes)}"
+        return f"{refusal.code}: the smallest plan found takes {show_size(refusal.needed_bytes)}"
     return f"{refusal.code}: the lower bound of all plans is {show_size(refusal.floor_bytes)}"
 
 
