@@ -36,12 +36,27 @@ MICRO_BATCH_ALIGNMENT_BYTES = 16  # of every operand of a micro-batch: candidate
 
 @dataclass
 class _Named:
-    """Answers of one table, by names of operations and their outputs."""
+    """Answers of one table for the whole mini-batch.
 
-    offered: dict[_Names, tuple[Candidate, ...]] = field(default_factory=dict[_Names, tuple[Candidate, ...]])
-    modelled: dict[_Names, tuple[Candidate, ...]] = field(default_factory=dict[_Names, tuple[Candidate, ...]])
-    is_profiled: dict[_Names, bool] = field(default_factory=dict[_Names, bool])
-    fronts: dict[_Names, ParetoFronts] = field(default_factory=dict[_Names, ParetoFronts])
+    A deep network asks many times for few distinct requests, which take long to compare. So each request has a number.
+
+    Attributes:
+        requests: Numbers of the requests.
+        numbers: The number of each operation's request, by the names of the operation and its outputs.
+        offered: Answers of `CandidateTable.offered`, by number.
+        modelled: Answers of `CandidateTable.modelled`, by number.
+        is_profiled: Answers of `CandidateTable.has_profiled_time`, by number.
+        compares_estimate: Answers of `CandidateTable.compares_estimate`, by number.
+        fronts: Answers of `CandidateTable.fronts`, by number, and by names where the user chose a layout.
+    """
+
+    requests: dict[_Key, int] = field(default_factory=dict[_Key, int])
+    numbers: dict[_Names, int] = field(default_factory=dict[_Names, int])
+    offered: dict[int, tuple[Candidate, ...]] = field(default_factory=dict[int, tuple[Candidate, ...]])
+    modelled: dict[int, tuple[Candidate, ...]] = field(default_factory=dict[int, tuple[Candidate, ...]])
+    is_profiled: dict[int, bool] = field(default_factory=dict[int, bool])
+    compares_estimate: dict[int, bool] = field(default_factory=dict[int, bool])
+    fronts: dict[int | _Names, ParetoFronts] = field(default_factory=dict[int | _Names, ParetoFronts])
 
 
 @dataclass
@@ -72,7 +87,6 @@ class CandidateTable:
     _of_micro_batches: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
     _fronts: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
     _divided: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
-    # Answers by names of operations and their outputs, which a deep network asks for many times.
     _named: _Named = field(default_factory=_Named, repr=False, compare=False)
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
@@ -130,9 +144,10 @@ class CandidateTable:
         Raises:
             MbcError: MBC200 or MBC202, if there is no candidate.
         """
-        request = self.request(operation, rows)
-        offered = self._offered(operation, request)
+        is_whole = rows.count == self.graph.batch
+        offered = self.offered(operation) if is_whole else self._offered(operation, self.request(operation, rows))
         if not offered:
+            request = self.request(operation, rows)
             error = no_candidate(self.rules, self.providers, self.device, operation, request)
             raise error
         return offered
@@ -167,10 +182,10 @@ class CandidateTable:
 
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
         """Return the candidates for the whole mini-batch; empty if a fusion group has none."""
-        key = operation.name, operation.outputs
-        candidates = self._named.offered.get(key)
+        number = self._number(operation)
+        candidates = self._named.offered.get(number)
         if candidates is None:
-            candidates = self._named.offered[key] = self._offered(operation, self.request(operation, self.whole))
+            candidates = self._named.offered[number] = self._offered(operation, self.request(operation, self.whole))
         return candidates
 
     def timed(self, operation: Operation) -> bool:
@@ -186,10 +201,10 @@ class CandidateTable:
         The profile may be this GPU's or a similar one's. The times are measured, scaled from other sizes, or of an
         earlier version of the kernel.
         """
-        key = operation.name, operation.outputs
-        is_profiled = self._named.is_profiled.get(key)
+        number = self._number(operation)
+        is_profiled = self._named.is_profiled.get(number)
         if is_profiled is None:
-            is_profiled = self._named.is_profiled[key] = self.optimism > 0 or self._is_profiled(operation)
+            is_profiled = self._named.is_profiled[number] = self.optimism > 0 or self._is_profiled(operation)
         return is_profiled
 
     def _is_profiled(self, operation: Operation) -> bool:
@@ -213,16 +228,32 @@ class CandidateTable:
 
         `Profile.left_to_estimate` says why.
         """
-        return self.profile is not None and self.profile.compares_estimate(self.request(operation, self.whole))
+        if self.profile is None:
+            return False
+        number = self._number(operation)
+        compares = self._named.compares_estimate.get(number)
+        if compares is None:
+            compares = self.profile.compares_estimate(self.request(operation, self.whole))
+            self._named.compares_estimate[number] = compares
+        return compares
 
     def modelled(self, operation: Operation) -> tuple[Candidate, ...]:
         """Return the admitted candidates for the whole mini-batch with the model's times, whether measured or not."""
-        key = operation.name, operation.outputs
-        candidates = self._named.modelled.get(key)
+        number = self._number(operation)
+        candidates = self._named.modelled.get(number)
         if candidates is None:
             request = self.request(operation, self.whole)
-            candidates = self._named.modelled[key] = self.estimates.modelled(request, self._remat_kernels(operation))
+            candidates = self._named.modelled[number] = self.estimates.modelled(request, self._remat_kernels(operation))
         return candidates
+
+    def _number(self, operation: Operation) -> int:
+        """Return the number of the operation's request for the whole mini-batch."""
+        names = operation.name, operation.outputs
+        number = self._named.numbers.get(names)
+        if number is None:
+            key, requests = (self.request(operation, self.whole), self._remat_kernels(operation)), self._named.requests
+            number = self._named.numbers[names] = requests.setdefault(key, len(requests))
+        return number
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
         if 0 < self.rules.micro_batch < self.graph.batch and _holds_convolution(operation):
@@ -319,14 +350,14 @@ class CandidateTable:
 
     def fronts(self, operation: Operation) -> ParetoFronts:
         """Return the Pareto front of the operation's divisions for each combination of layouts; never empty."""
-        key = operation.name, operation.outputs
+        layout = self._sum_layouts.get(operation.name)
+        key = self._number(operation) if layout is None else (operation.name, operation.outputs)
         fronts = self._named.fronts.get(key)
         if fronts is None:
             request_key = self.request(operation, self.whole), self._remat_kernels(operation)
             fronts = self._fronts.get(request_key)
             if fronts is None:
                 fronts = self._fronts[request_key] = fronts_of(self, operation)
-            layout = self._sum_layouts.get(operation.name)
             if layout is not None:
                 fronts = {layouts: front for layouts, front in fronts.items() if layouts[0] is layout}
             self._named.fronts[key] = fronts

@@ -25,7 +25,7 @@ def with_bitwise_remat(fusion: Fusion) -> Fusion:
     every = _possible(fusion)
     if not every.table.recomputed:
         return fusion
-    before, after = fusion.programs().train, every.programs().train
+    before, after = _Launches(fusion.programs().train), _Launches(every.programs().train)
     faster: dict[str, RematKernels] = {}
     for name, remat_kernels in every.table.recomputed.items():
         old, new = _around(name, before, after)
@@ -52,15 +52,31 @@ def _possible(fusion: Fusion) -> Fusion:
     return fusion.with_recomputed({name: kernels for name, kernels in recomputed.items() if name in possible})
 
 
-def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:
+class _Launches:
+    """The launches of a program, and the positions in it of those that run each operation."""
+
+    def __init__(self, program: Sequence[Operation]) -> None:
+        """Collect the positions."""
+        self.program = program
+        self.running: dict[str, list[int]] = {}
+        for position, launch in enumerate(program):
+            for name in names_of(launch):
+                self.running.setdefault(name, []).append(position)
+
+
+def _around(name: str, *programs: _Launches) -> list[list[Operation]]:
     """Return, for each program, the launches that run an operation, and those that share operations with them."""
-    names, count = {name}, 0
-    around: list[list[Operation]] = []
-    while len(names) > count:
-        count = len(names)
-        around = [[o for o in program if not names.isdisjoint(names_of(o))] for program in programs]
-        names.update(name for launches in around for o in launches for name in names_of(o))
-    return around
+    around: list[set[int]] = [set() for _ in programs]
+    pending = [name]
+    while pending:
+        running = pending.pop()
+        for launches, positions in zip(programs, around, strict=True):
+            new = set(launches.running.get(running, ())) - positions
+            positions |= new
+            pending += (other for position in new for other in names_of(launches.program[position]))
+    return [
+        [launches.program[p] for p in sorted(positions)] for launches, positions in zip(programs, around, strict=True)
+    ]
 
 
 def _fastest_us(table: CandidateTable, launches: Sequence[Operation]) -> float:

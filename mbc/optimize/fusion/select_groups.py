@@ -6,6 +6,7 @@ that overlap exclude one another, and those that save most are selected first.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -191,7 +192,8 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
         for name in operation.inputs:
             reading.setdefault(name, []).append(operation)
     readers = {value: [operation.name for operation in matches] for value, matches in reading.items()}
-    at = _Positions(program, positions, readers, frozenset(results))
+    updates = [position for position, operation in enumerate(program) if KINDS[operation.kind].updates]
+    at = _Positions(updates, positions, readers, frozenset(results))
     matches: list[Group] = []
     unfit: list[tuple[Pattern, Binding]] = []
     last_kinds: dict[str, list[Pattern]] = {}
@@ -216,7 +218,7 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
 
 @dataclass(frozen=True)
 class _Positions:
-    program: Sequence[Operation]
+    updates: Sequence[int]  # of the operations that update a state
     positions: dict[str, int]
     readers: dict[str, list[str]]
     results: frozenset[str]
@@ -247,7 +249,7 @@ class _Positions:
             positions.append(position)
         first = min(self.positions[name] for name in replaced)
         # No state may be updated between the old position of an operation and that of its launch.
-        if any(KINDS[operation.kind].updates for operation in self.program[first : max(positions)]):
+        if bisect_left(self.updates, first) < bisect_left(self.updates, max(positions)):
             return None
         # A launch may read what another one writes.
         wanted = {value for launch in launches for value in launch.inputs}

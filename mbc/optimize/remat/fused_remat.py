@@ -170,7 +170,13 @@ def fused_remat_launches(
         position = min(wanted, default=len(regions))
         if position <= reductions + effort.FUSED_REMAT_NEAR_REGIONS:
             by_key[defined_at, position] = launch
-    return {key: replace(launch, conflicts=frozenset(_rivals(key, by_key, reads))) for key, launch in by_key.items()}
+    sharing: dict[int, list[tuple[int, int]]] = {}  # by reductions: the fused rematerializations
+    for key, launch in by_key.items():
+        sharing.setdefault(launch.reductions, []).append(key)
+    return {
+        key: replace(launch, conflicts=frozenset(_rivals(key, launch, sharing[launch.reductions], reads)))
+        for key, launch in by_key.items()
+    }
 
 
 def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
@@ -179,17 +185,18 @@ def _without_statistics(operation: Operation | None, names: Sequence[str]) -> fr
 
 
 def _rivals(
-    key: tuple[int, int], fused_remats: FusedRematLaunches, reads: Mapping[int, Sequence[int]]
+    key: tuple[int, int],
+    fused_remat: FusedRematLaunch,
+    sharing: Sequence[tuple[int, int]],
+    reads: Mapping[int, Sequence[int]],
 ) -> Iterator[tuple[int, int]]:
     """Yield the recomputations that prevent a fused rematerialization from recomputing its value.
 
     If the same reductions could recompute several values, they recompute the value that is defined last, because the
     others may be its operands. A reader before the reductions that is recomputed there needs the value earlier.
+    `sharing`: all fused rematerializations of these reductions.
     """
-    fused_remat = fused_remats[key]
-    for other, given in fused_remats.items():
-        if given.reductions == fused_remat.reductions and other[0] > key[0]:
-            yield other
+    yield from (other for other in sharing if other[0] > key[0])
     if key[1] == fused_remat.reductions:
         for reader in reads.get(fused_remat.target, ()):
             if reader < fused_remat.reductions:

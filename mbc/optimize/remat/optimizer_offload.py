@@ -216,15 +216,11 @@ def _starts_us(launches: Sequence[Launch]) -> list[float]:
 
 def _position_before(starts_us: Sequence[float], launch: int, lead_us: float) -> int:
     """Return the last launch that starts at least `lead_us` before another one."""
-    position = launch
-    while position > 0 and starts_us[launch] - starts_us[position] < lead_us:
-        position -= 1
-    return position
+    later = bisect_left(starts_us, True, 0, launch + 1, key=lambda start_us: starts_us[launch] - start_us < lead_us)
+    return max(0, later - 1)
 
 
 def _position_after(starts_us: Sequence[float], launch: int, lag_us: float) -> int:
     """Return the first launch that starts at least `lag_us` after another one."""
-    position = launch
-    while position < len(starts_us) - 1 and starts_us[position] - starts_us[launch] < lag_us:
-        position += 1
-    return position
+    last = len(starts_us) - 1
+    return bisect_left(starts_us, True, launch, last, key=lambda start_us: start_us - starts_us[launch] >= lag_us)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,12 @@ from mbc.hardware.spec import find_spec
 from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Role
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.remat.optimizer_offload import movable_states, offload_states
+from mbc.optimize.remat.optimizer_offload import (
+    _position_after,
+    _position_before,
+    movable_states,
+    offload_states,
+)
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
@@ -29,6 +36,17 @@ from tests.plan.mutate import KINDS_OF_MUTATIONS, OF_FUSED_OR_WORKSPACE, mutate
 Case = tuple[str, str, int]
 CASES = [("residual", "fp32", 0), ("residual", "bf16", 2), ("dense", "fp16", 0)]
 IDS = ["-".join(map(str, case)) for case in CASES]
+
+
+def test_copies_start_as_close_to_their_launch_as_the_lead_allows() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        starts_us = list(accumulate((draw.choice([0.0, 1.0, 2.5]) for _ in range(draw.randrange(1, 12))), initial=0.0))
+        launch, lead_us = draw.randrange(len(starts_us)), draw.choice([0.0, 0.5, 1.0, 3.0, 50.0])
+        early = [i for i in range(launch + 1) if starts_us[launch] - starts_us[i] >= lead_us]
+        late = [i for i in range(launch, len(starts_us)) if starts_us[i] - starts_us[launch] >= lead_us]
+        assert _position_before(starts_us, launch, lead_us) == max(early, default=0)
+        assert _position_after(starts_us, launch, lead_us) == min(late, default=len(starts_us) - 1)
 
 
 def moved(case: Case, every: int = 1, lead: float = 2.0) -> Draft:
