@@ -229,6 +229,8 @@ STATES_LEAD = 2.0
 # Parts of the states that are offloaded first: (factor of the lacking bytes, lead). The bytes that one update needs
 # are added.
 STATES_TRIALS = ((1.0, 0.5), (1.5, 0.0))
+# Share of the time that decisions add to a step which is sure to be added to a step with fewer bytes for them (090).
+DECISIONS_SHARE = 0.5
 # Depth-first micro-batches: values above these shares of the available bytes are divided (009, 018, 025).
 DIVIDED_VALUE_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 # Depth-first micro-batches: least share of the available bytes of the largest value, where a step fits undivided (009,

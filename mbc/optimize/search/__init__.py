@@ -4,6 +4,7 @@
 * `limits`: budget, workspace and other limits of a search
 * `assemble_plan`: the plan of a solution
 * `solution`: the problem, and a solution of it: a step with addresses
+* `keep_all`: a step that keeps every value in the arena
 * `fit_budget`: a step within a budget
 * `variants`: variants of a step within the budget, compared and placed
 * `smallest_step`: the smallest step of quick searches, which is the same for all budgets

@@ -12,12 +12,12 @@ from mbc.ir.graph import Role
 from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.remat.fused_remat import defer_readers
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
 from mbc.optimize.schedule.depth_first_micro_batches import Division
-from mbc.optimize.schedule.in_place import alias_in_place
-from mbc.optimize.search.solution import Problem, Solution, Spent, free_bytes, scheduled_draft
+from mbc.optimize.search.keep_all import kept_step, may_keep_all
+from mbc.optimize.search.solution import Problem, Solution, Spent
 from mbc.optimize.search.variants import Undecided, placed_variants, undecided
 from mbc.options import UNLIMITED_BYTES
 
@@ -38,7 +38,8 @@ def fit(
         smallest_bytes: Arena of the smallest step so far; no smallest step is searched that cannot be smaller.
     """
     fusion, available_bytes = problem.selector.fusion, problem.available_bytes
-    kept = _kept(problem, techniques)
+    kept = kept_step(problem, techniques, is_needed=True)
+    assert kept is not None
     if _is_fastest(problem, kept):
         return kept
     solutions = [kept]
@@ -53,7 +54,7 @@ def fit(
 
     def search(trial: AllowedTechniques) -> Solution | None:
         problem.spent.searches += 1
-        solution = _fit(posed(problem, trial), trial, min(known_us, _least_us(problem, solutions)))
+        solution = _fit(before(trial), min(known_us, _least_us(problem, solutions)))
         if solution is not None:
             solutions.append(solution)
         return solution
@@ -62,6 +63,8 @@ def fit(
         if trial in attempted or (problem.exhausted and nothing_fits()):
             return None
         attempted.add(trial)
+        if trial.states_bytes and not (nothing_fits() or problem.tries_more(solutions)) and is_slower(trial):
+            return None
         # Kernels with the least workspace may be of layouts that need other conversions.
         bound_bytes = before(trial).least_bytes
         if bound_bytes > available_bytes:
@@ -70,6 +73,15 @@ def fit(
             bounds[trial] = bound_bytes
             return None
         return search(trial)
+
+    def is_slower(trial: AllowedTechniques) -> bool:
+        """Return whether a step that offloads states cannot be expected to be faster than the best step so far."""
+        best = problem.best(solutions)
+        least_us = before(trial).least_us
+        if best.origin is not None and best.origin[1].states_bytes >= trial.states_bytes:
+            # Its decisions have no more bytes than those of the best step, and take about as long.
+            least_us += effort.DECISIONS_SHARE * max(0.0, best.step_us - before(best.origin[1]).least_us)
+        return least_us >= best.step_us
 
     def first_fit(trials: Iterable[AllowedTechniques]) -> None:
         for trial in trials:
@@ -80,8 +92,7 @@ def fit(
     attempted: set[AllowedTechniques] = set()
     whole_bytes, _ = floor_bytes(fusion, techniques.outside_bytes)
     moved_bytes = movable_bytes(problem.table, techniques)
-    if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
-        # With the states in the arena few bytes are left.
+    if crowds_arena(moved_bytes, available_bytes):
         attempt(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
     sending = attempt(techniques) if whole_bytes <= available_bytes or not techniques.split else None
     if techniques in bounds:  # only other steps can fit: with fewer states in the arena, or divided ones
@@ -102,7 +113,7 @@ def fit(
         # Offloads are chosen before the waits of kernels for copies can be predicted.
         done = problem.is_good(sending) or (problem.exhausted and nothing_fits())
         if techniques.recompute and sending.copies and not done:
-            alone = _fit(problem, replace(techniques, offload=0.0), min(known_us, _least_us(problem, solutions)))
+            alone = _fit(before(replace(techniques, offload=0.0)), min(known_us, _least_us(problem, solutions)))
             solutions += [alone] if alone is not None else []
     best = _with_depth_first(problem, techniques, solutions, attempt, before)
     if nothing_fits() and bounds:
@@ -168,6 +179,11 @@ def movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
     sizes = (table.graph.values[state.value] for state in table.graph.states)
     all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
     return min(all_bytes, techniques.outside_bytes)
+
+
+def crowds_arena(states_bytes: int, available_bytes: int) -> bool:
+    """Return whether few bytes are left with the states in the arena, so that offloading them is tried first."""
+    return states_bytes > effort.STATES_CROWDING_SHARE * available_bytes
 
 
 def _divisions(
@@ -239,22 +255,35 @@ def _is_fastest(problem: Problem, solution: Solution) -> bool:
     return problem.fits(solution) and solution.step_us <= (1 + effort.FIT_NEGLIGIBLE) * problem.fastest_us
 
 
-def _fit(problem: Problem, techniques: AllowedTechniques, known_us: float) -> Solution | None:
-    """Return the best step by one set of techniques; None if none fits in less than `known_us`."""
+def _fit(step: Undecided, known_us: float) -> Solution | None:
+    """Return the best step by one set of techniques; None if none fits in less than `known_us`.
+
+    Args:
+        step: The step before any decision, with as much workspace as it likes.
+        known_us: Time of the best step so far.
+    """
+    problem, techniques = step.problem, step.techniques
     solutions: list[Solution] = []
-    if techniques.division is None:
-        solutions = [_kept(problem, techniques)]
-        if _is_fastest(problem, solutions[0]):
-            return solutions[0]
+    if techniques.division is None and may_keep_all(step):
+        kept = kept_step(problem, techniques, is_needed=False)
+        if kept is not None and _is_fastest(problem, kept):
+            return kept
+        solutions = [kept] if kept is not None else []
     if techniques.division is not None or techniques.recompute or techniques.offload > 0:
         # Deferred readers keep their other operands live for longer. If the step then does not fit, the source order
         # is tried.
-        fusible = techniques.recompute and problem.programs is not None and problem.selector.fusion.fused_remats
-        for defer_reads in (True, False) if fusible else (False,):
-            solutions += placed_variants(problem, techniques, known_us, defer_reads)
+        defers = techniques.recompute and problem.programs is not None and _defers(problem)
+        for defer_reads in (True, False) if defers else (False,):
+            solutions += placed_variants(step, known_us, defer_reads)
             if any(map(problem.fits, solutions)) or known_us < math.inf or problem.exhausted:
                 break
     return replace(problem.best(solutions), origin=(problem, techniques)) if solutions else None
+
+
+def _defers(problem: Problem) -> bool:
+    """Return whether any reader comes later so that another launch can recompute its operand."""
+    choices = problem.choose(problem.workspace_limits)
+    return defer_readers(problem.selector.fusion, choices, problem.available_bytes) is not choices
 
 
 def fit_again(solution: Solution, available_bytes: int) -> Solution | None:
@@ -262,46 +291,6 @@ def fit_again(solution: Solution, available_bytes: int) -> Solution | None:
     if solution.origin is None:
         return None
     problem, techniques = solution.origin
-    again = _fit(replace(problem, available_bytes=available_bytes, spent=Spent()), techniques, math.inf)
+    fewer = replace(problem, available_bytes=available_bytes, spent=Spent())
+    again = _fit(undecided(fewer, techniques, UNLIMITED_BYTES), math.inf)
     return again if again is not None and again.fits(available_bytes) else None
-
-
-def _kept(problem: Problem, techniques: AllowedTechniques) -> Solution:
-    """Return a step that keeps every value, with updates split only where it does not fit otherwise."""
-    kept = _keep_all(problem, techniques, None)
-    return kept if problem.fits(kept) else _keep_all(problem, techniques, problem.available_bytes)
-
-
-def _keep_all(problem: Problem, techniques: AllowedTechniques, split_bytes: int | None) -> Solution:
-    """Return a step that keeps every value, with less workspace where it does not fit.
-
-    `split_bytes` is `scheduled_draft`'s argument `available_bytes`.
-    """
-    table, workspace_limits, available_bytes = problem.table, problem.workspace_limits, problem.available_bytes
-    limits = workspace_limits
-    spared_bytes = 0  # fragmentation: bytes that placement leaves unused
-    smallest: Solution | None = None
-    for _ in range(effort.KEEP_ALL_ROUNDS):
-        choices = problem.choose(limits)
-        draft = alias_in_place(
-            table.graph, scheduled_draft(problem, choices, techniques, split_bytes), (*choices.train, *choices.infer)
-        )
-        free = free_bytes(draft, available_bytes - spared_bytes)
-        hopeless = min(free.values()) < 0
-        if hopeless and smallest is not None:
-            break
-        placed = assign_addresses(draft, available_bytes, thorough=not hopeless)
-        if placed.arena_bytes <= available_bytes:
-            return Solution(draft, placed, problem.selector)
-        if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
-            smallest = Solution(draft, placed, problem.selector)
-        if placed.live_bytes <= available_bytes:
-            spared_bytes += placed.arena_bytes - available_bytes
-            free = free_bytes(draft, available_bytes - spared_bytes)
-        # Where values alone exceed the available bytes, no workspace is small enough.
-        tighter = {name: min(limit, max(0, free.get(name, limit))) for name, limit in workspace_limits.items()}
-        if tighter == limits or min(free.values()) < 0:
-            break
-        limits = tighter
-    assert smallest is not None
-    return smallest

@@ -24,12 +24,19 @@ def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
     return (device.overhead_bytes or UNMEASURED_BYTES) + device.communicator_bytes
 
 
-def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:
-    """Return the bytes outside the arena that a plan with this draft reserves, for example for the CUDA context."""
+def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft, more_launches: int = 0) -> int:
+    """Return the bytes outside the arena that a plan with this draft reserves, for example for the CUDA context.
+
+    Args:
+        device: The GPU.
+        precision: Precision of the step.
+        draft: The plan without addresses.
+        more_launches: Launches that the draft does not have yet.
+    """
     usual = usual_bytes(device, precision)
     if not usual:
         return 0
-    launches = len(draft.train.launches) + len(draft.infer.launches)
+    launches = len(draft.train.launches) + len(draft.infer.launches) + more_launches
     host_bytes = sum(buffer.size_bytes for buffer in draft.buffers if buffer.space is Space.HOST)
     return usual + max(0, launches - USUAL_LAUNCHES) * LAUNCH_BYTES + tables_bytes(host_bytes)
 

@@ -22,11 +22,12 @@ from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import Fusion, plain
 from mbc.optimize.placement.assign_addresses import assign_addresses, check_outside
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.remat.optimizer_offload import movable_states
 from mbc.optimize.schedule.choose_buckets import Buckets, choose_buckets
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.search.assemble_plan import assemble_plan
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
-from mbc.optimize.search.fit_budget import fit, fit_again
+from mbc.optimize.search.fit_budget import crowds_arena, fit, fit_again, movable_bytes
 from mbc.optimize.search.limits import Limits as Limits
 from mbc.optimize.search.overhead import reserved_bytes, tables_bytes, usual_bytes
 from mbc.optimize.search.select_relu_masks import masks_of_kept, with_relu_masks
@@ -184,17 +185,27 @@ class Search:
         def beside(more_bytes: int) -> int:
             return available_bytes - int(more_bytes * effort.REFIT_MARGIN)
 
-        # A step that keeps everything has fewer launches than most plans within a budget, and offloads nothing.
-        kept = emit_launches(self.unmasked.table, self.unmasked.unlimited)
-        lacking_bytes = -min(free_bytes(kept, available_bytes).values())
-        mapped_bytes = tables_bytes(min(lacking_bytes, self.techniques.outside_bytes))
-        solution = self.within(beside(self.overhead_bytes(kept) - self.usual_bytes + mapped_bytes))
+        solution = self.within(beside(self._expected_more_bytes()))
         for _ in range(effort.MAX_REFITS):
             more_bytes = self.overhead_bytes(solution.draft) - self.usual_bytes
             if not available_bytes - more_bytes < solution.placed.arena_bytes <= available_bytes:
                 break
             solution = fit_again(solution, beside(more_bytes)) or self.within(beside(more_bytes))
         return solution
+
+    def _expected_more_bytes(self) -> int:
+        """Return the bytes beside the arena, above those of every plan, that a step within the budget takes at least.
+
+        A step that keeps everything has fewer launches than most plans within a budget, and offloads nothing. Where
+        the optimizer's states are offloaded first, each needs two copies and an update of its own.
+        """
+        table, available_bytes = self.unmasked.table, self.available_bytes
+        kept = emit_launches(table, self.unmasked.unlimited)
+        lacking_bytes = -min(free_bytes(kept, available_bytes).values())
+        mapped_bytes = tables_bytes(min(lacking_bytes, self.techniques.outside_bytes))
+        crowding = crowds_arena(movable_bytes(table, self.techniques), available_bytes)
+        launches = 3 * len(movable_states(table.graph, kept)) if crowding and lacking_bytes > 0 else 0
+        return reserved_bytes(table.device, table.graph.precision, kept, launches) - self.usual_bytes + mapped_bytes
 
     def within(self, available_bytes: int) -> Solution:
         """Return the faster of two training steps: one without ReLU bit masks, one with them.

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mbc.hardware.streams import Space
-from mbc.ops.fused import SEPARATOR
+from mbc.ops.fused import SEPARATOR, kind_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.select_groups import Programs
+from mbc.optimize.fusion.select_groups import Programs, plain
 from mbc.optimize.placement.assign_addresses import Placed
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.optimizer_offload import offload_states, persistent_bytes, states_to_offload
@@ -88,6 +88,13 @@ class Problem:
         """
         work = (1 + self.spent.searches) * len(self.table.graph.train) ** 2
         return work <= effort.SLOW_STEP_WORK and not any(map(self.is_good, solutions))
+
+    @property
+    def most_workspace_bytes(self) -> int:
+        """The most workspace that any candidate of an undivided operation needs."""
+        programs, table = self.programs or plain(self.table.graph), self.table
+        operations = (op for op in (*programs.train, *programs.infer) if not kind_of(op).view)
+        return max(front[-1].workspace_bytes for op in operations for front in table.fronts(op).values())
 
     def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
         """Return the choices of this step."""

@@ -20,12 +20,16 @@ from mbc.optimize import effort
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.draft_state import Points, RematState, RematTask, Residency
-from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches
+from mbc.optimize.remat.fused_remat import FusedRematLaunches, defer_readers, fused_remat_launches
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
+from mbc.optimize.schedule.coalesce_waits import coalesce_waits
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.cross_stream_liveness import data_waits_only
 from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.regions import regions_of
+from mbc.optimize.schedule.liveness import owners
+from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.optimize.search.reclaim_workspace import Decided
 from mbc.optimize.search.solution import Problem, Solution, scheduled_draft
 from mbc.optimize.selection.select import Choices
@@ -58,6 +62,13 @@ class Undecided:
         """A lower bound of the step's live bytes under any decisions."""
         return RematState(self.task(self.problem.available_bytes)).least_bytes
 
+    @cached_property
+    def least_us(self) -> float:
+        """Time of the step where launches wait for data only, not for memory; decisions add launches."""
+        table, buffers = self.problem.table, self.draft.buffers
+        program = data_waits_only(self.draft.train, buffers, owners(buffers))
+        return coalesce_waits(program, contention(program, table.graph, buffers, table.device))[1]
+
     def searched(self, task: RematTask, work: int, start: Residency | None = None) -> _Variant:
         """Return the step with the decisions of `choose_residency`."""
         residency = choose_residency(task, work, start)
@@ -70,17 +81,10 @@ class Undecided:
 
     def task(self, available_bytes: int, known_us: float = math.inf) -> RematTask:
         """Return the task to fit the step into `available_bytes`."""
-        table, draft, choices = self.problem.table, self.draft, self.choices
+        table, draft = self.problem.table, self.draft
         taken_bytes: Counter[Space] = Counter()
         for state in draft.persistent:
             taken_bytes[draft.buffers[state].space] += aligned(draft.buffers[state].size_bytes)
-        regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
-        fused_remat = fused_remat_launches(self.problem.selector.fusion, draft, regions, choices.train)
-        # Operations that other launches recompute keep their kernels: the two must match bit by bit.
-        others = {region for region, _ in fused_remat}.union(
-            i for i, region in enumerate(regions) if region.remat_launch is not None
-        )
-        kept = {draft.train.launches[regions[i].start].operations for i in others}
         return RematTask(
             table.graph,
             draft,
@@ -89,17 +93,33 @@ class Undecided:
             available_bytes,
             known_us,
             groups=(
-                *choices.train,
-                *choices.infer,
+                *self.choices.train,
+                *self.choices.infer,
                 *(remat.operation for remat in self.problem.selector.fusion.fused_remats),
             ),
-            points={names: smaller for names, smaller in self._points().items() if names not in kept},
-            fused_remat=fused_remat,
-            regions=tuple(regions),
+            points=self._points,
+            fused_remat=self._fused_remat,
+            regions=self._regions,
         )
 
+    @cached_property
+    def _regions(self) -> tuple[Region, ...]:
+        table, draft = self.problem.table, self.draft
+        regions = regions_of(table.graph, draft, draft.train)
+        return remat_without_statistics(table, draft, regions, self.choices.train)
+
+    @cached_property
+    def _fused_remat(self) -> FusedRematLaunches:
+        return fused_remat_launches(self.problem.selector.fusion, self.draft, self._regions, self.choices.train)
+
+    @cached_property
     def _points(self) -> Points:
-        """Return times with less workspace, in the same layouts, of operations that are not in depth-first groups."""
+        """Times with less workspace, in the same layouts, of operations that are not in depth-first groups."""
+        # Operations that other launches recompute keep their kernels: the two must match bit by bit.
+        others = {region for region, _ in self._fused_remat}.union(
+            i for i, region in enumerate(self._regions) if region.remat_launch is not None
+        )
+        kept = {self.draft.train.launches[self._regions[i].start].operations for i in others}
         points: dict[tuple[str, ...], list[tuple[int, float]]] = {}
         for operation in self.choices.train:
             name = operation.name
@@ -109,7 +129,7 @@ class Undecided:
             choice = self.choices.operations[name]
             front = self.problem.table.fronts(operation)[choice.layouts]
             less = [point for point in front if point.workspace_bytes < choice.point.workspace_bytes]
-            if less:
+            if less and names_of(operation) not in kept:
                 points[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
         return points
 
@@ -150,23 +170,21 @@ class _Variant:
         return self.step.searched(self.step.task(available_bytes), effort.THOROUGH_SEARCH_WORK, start)
 
 
-def placed_variants(
-    problem: Problem, techniques: AllowedTechniques, known_us: float, defer_reads: bool
-) -> Iterator[Solution]:
+def placed_variants(unlimited: Undecided, known_us: float, defer_reads: bool) -> Iterator[Solution]:
     """Yield variants of the step with addresses, the most promising first.
 
     Where a placement exceeds the available bytes, the variant is tried again for fewer.
 
     Args:
-        problem: The step and its available bytes.
-        techniques: AllowedTechniques that may be used.
+        unlimited: The step before any decision, with as much workspace as it likes.
         known_us: Time of the best step so far; a step that takes at least as long is abandoned.
         defer_reads: Whether readers of a value that another launch could recompute come after that launch
             (`mbc.optimize.remat.fused_remat`).
     """
+    problem = unlimited.problem
     available_bytes = problem.available_bytes
     searched: list[_Variant] = []  # thoroughly
-    variants = _variants(problem, techniques, known_us, defer_reads)
+    variants = _variants(unlimited, known_us, defer_reads)
     fewest = effort.THOROUGH_MIN_ROUNDS
     thorough = bool(variants) and fewest * len(variants[0].step.draft.train.launches) <= effort.THOROUGH_SEARCH_WORK
     if (
@@ -231,7 +249,9 @@ def placed_variants(
 def undecided(problem: Problem, techniques: AllowedTechniques, workspace_bytes: int) -> Undecided:
     """Return the step before any decision, where no operation has more workspace than `workspace_bytes`."""
     table = problem.table
-    limits = {name: min(limit, workspace_bytes) for name, limit in problem.workspace_limits.items()}
+    limits = problem.workspace_limits
+    if techniques.division is not None or workspace_bytes < problem.most_workspace_bytes:
+        limits = {name: min(limit, workspace_bytes) for name, limit in limits.items()}
     choices = problem.choose(limits)
     divided: Mapping[str, int] = {}
     if techniques.division is not None:
@@ -253,12 +273,13 @@ def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
     return list(distinct.values())
 
 
-def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, defer_reads: bool) -> list[_Variant]:
+def _variants(unlimited: Undecided, known_us: float, defer_reads: bool) -> list[_Variant]:
     """Return the step fitted under several limits of workspace.
 
     Under the best of them, less is offloaded as well. Where kernels wait for copies, only recomputation frees what
     copies cannot free in time.
     """
+    problem, techniques = unlimited.problem, unlimited.techniques
     available_bytes = problem.available_bytes
     seen: set[tuple[float, ...]] = set()
     variants: list[_Variant] = []
@@ -271,14 +292,17 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
         limit_bytes = int(part * available_bytes)
         step = undecided(problem, techniques, limit_bytes)
         choices = step.choices
+        if choices is unlimited.choices:
+            step = unlimited  # its draft may be known
         points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
         if points in seen or choices.train_us >= best_us:
             continue
         seen.add(points)
-        if defer_reads:
-            step = replace(step, choices=defer_readers(problem.selector.fusion, choices, available_bytes))
+        deferred = defer_readers(problem.selector.fusion, choices, available_bytes) if defer_reads else choices
+        if deferred is not choices:
+            step = replace(step, choices=deferred)
         variants.append(step.quickly_searched(best_us))
-        left -= len(choices.operations)
+        left -= len(step.draft.train.launches)
         better = variants[-1].residency.live_bytes <= available_bytes and variants[-1].time_us < best_us
         if better:
             best_us = variants[-1].time_us
@@ -290,7 +314,7 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
             return variants
         if math.isinf(best_us) and live_bytes - limit_bytes > effort.GIVE_UP_PEAK * available_bytes:
             parts = deque(list(parts)[-1:])  # the least workspace may need fewer conversions, too
-    if not techniques.recompute:
+    if not techniques.recompute or left <= 0:
         return variants
     near = [variant for variant in variants if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes]
     for variant in sorted(near, key=lambda variant: (variant.residency.live_bytes > available_bytes, variant.time_us))[
@@ -307,7 +331,7 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
             if left > 0:
                 here = replace(variant.step, techniques=trial)
                 variants.append(here.quickly_searched(best_us))
-                left -= len(here.choices.operations)
+                left -= len(here.draft.train.launches)
     return variants
 
 

@@ -105,11 +105,11 @@ def test_a_variant_that_was_searched_because_nothing_fitted_is_not_searched_agai
 ) -> None:
     whole = kept_plan("residual").predictions
     problem = roomy_problem("residual", 9 * whole.arena_bytes // 10)
-    techniques = AllowedTechniques(True, 0.0, 0)
-    fitting = next(v for v in variants._variants(problem, techniques, math.inf, False))
+    step = variants.undecided(problem, AllowedTechniques(True, 0.0, 0), UNLIMITED_BYTES)
+    fitting = next(v for v in variants._variants(step, math.inf, False))
     excess = replace(fitting.residency, live_bytes=problem.available_bytes + 1)
     monkeypatch.setattr(variants, "_variants", lambda *_: [replace(fitting, residency=excess)])
     monkeypatch.setattr(variants, "_nearer", lambda *_: iter([fitting]))
     monkeypatch.setattr(variants._Variant, "improved", lambda *_: pytest.fail("searched again"))
-    first = next(variants.placed_variants(problem, techniques, math.inf, False))
+    first = next(variants.placed_variants(step, math.inf, False))
     assert first.draft.train.launches

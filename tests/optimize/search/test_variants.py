@@ -9,7 +9,8 @@ import pytest
 
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.search import variants
-from mbc.optimize.search.variants import placed_variants
+from mbc.optimize.search.variants import placed_variants, undecided
+from mbc.options import UNLIMITED_BYTES
 from tests.optimize.planned import roomy_problem
 
 KEPT = AllowedTechniques(recompute=True, offload=0.0, host_bytes=0)
@@ -27,7 +28,8 @@ def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     with monkeypatch.context() as patched:
         patched.setattr(variants.Undecided, "searched", noted)
-        assert list(placed_variants(roomy_problem("residual", available_bytes), KEPT, math.inf, defer_reads=False))
+        step = undecided(roomy_problem("residual", available_bytes), KEPT, UNLIMITED_BYTES)
+        assert list(placed_variants(step, math.inf, defer_reads=False))
     return looked_at
 
 
