@@ -98,8 +98,12 @@ def planned(source: Source, base: Options) -> Planned:
     if refused is not None and _plan(source, base, refused.needed_bytes, "at a recommended budget", result):
         result.wrong.append(f"a recommended budget of {refused.needed_bytes} B is refused")
     below = _plan(source, base, least - 1, "below the lower bound", result)
-    enough = None if below is None else re.search(r"; (\S+) fits a plan that saves no memory", below.remedy)
-    if enough is None or _plan(source, base, parse_size(enough[1]), "at the size beside a lower bound", result):
+    if below is None:
+        result.wrong.append("a budget below the lower bound has a plan")
+    enough = None if below is None else re.search(r"; a plan that saves no memory needs (\S+)", below.remedy)
+    if below is not None and (
+        enough is None or _plan(source, base, parse_size(enough[1]), "at the size beside a lower bound", result)
+    ):
         result.wrong.append("a refusal below the lower bound names no size that has a plan")
     return result
 

@@ -11,7 +11,7 @@ torchvision are imported once (`imported_sources.py`).
     python benchmarks/posed.py --plan-only [--only "resnet50 128"]
 
 The first row of a network takes some 4 minutes. `--modes default,max-autotune` also tries PyTorch's slower mode; give
-`--most` more time then. The last line has the least and the median speedup of the ten networks.
+`--most` more time then. The last line has the least and the median speedup of the networks beside ResNet-50.
 
 `--plan-only` plans the steps for an H200 that poses, without a GPU, and writes no results.
 """
@@ -43,6 +43,7 @@ from mbc.source import Source
 
 OWN = (OWN_FIRST,)
 TORCH = "torch.compile"
+TIMEOUT_S = 3600.0
 LEAST, MEDIAN = 1.05, 1.25  # speedups of the ten networks
 COLUMNS = (
     "name", "asked", "mbc_ms", "torch_ms", "speedup", "predicted_ms", "measured_share", "library_launches",
@@ -147,7 +148,9 @@ def command(case: Case, package: Path, measure_for: str) -> list[str]:
 
 
 def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
-    """Build and time a case before and after `torch.compile`, and return its figures.
+    """Build a case, time it twice, compare it with `torch.compile`, and return its figures.
+
+    The first case of a network times `torch.compile` between its two turns. Later cases use these results.
 
     Args:
         case: The case.
@@ -157,7 +160,12 @@ def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "posed"
         done = subprocess.run(
-            command(case, package, limits.measure_for), cwd=ROOT, text=True, capture_output=True, check=False
+            command(case, package, limits.measure_for),
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(done.stderr.strip() or f"mbc compile ended with {done.returncode}")

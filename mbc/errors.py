@@ -37,10 +37,13 @@ class MbcError(Exception):
 class BudgetError(MbcError):
     """The budget is too small.
 
-    `needed_bytes` is the size of the smallest plan that was found, with overhead, or the lower bound of all plans if
-    none was tried. No plan needs less than `floor_bytes`. `at_any_batch`: the memory that is reserved for the GPU's
-    context and libraries alone does not fit. `is_certain`: `needed_bytes` and more are never refused. Steps that take
-    longer than `slowest_us` were not searched, though they may be smaller.
+    Attributes:
+        needed_bytes: Size of the smallest plan of the search, with overhead, or the lower bound of all plans if none
+            was tried.
+        floor_bytes: Lower bound of all plans.
+        at_any_batch: Whether the memory that is reserved for the GPU's context and libraries alone does not fit.
+        is_certain: Whether `needed_bytes` and more are never refused.
+        slowest_us: Time of a step above which steps were abandoned, though they may be smaller.
     """
 
     needed_bytes: int = 0

@@ -188,10 +188,7 @@ class Search:
         return tuple(self._with_smallest(probe) for _, probe in sorted(self.probes.items()))
 
     def _with_smallest(self, probe: Probe) -> Probe:
-        """Return a probe of a budget whose refusal names the smallest plan above the budget that any probe has found.
-
-        Each budget is searched anew, so that budgets of that size may be refused.
-        """
+        """Return the probe; a refusal of a budget then names the smallest plan above that budget of all probes."""
         refusal = probe.refusal
         if not self.of_budgets or not isinstance(refusal, BudgetError):
             return probe
@@ -202,6 +199,7 @@ class Search:
         if not refusal.floor_bytes < size_bytes < refusal.needed_bytes:
             return probe
         message = f"the smallest plan found takes {show_size(size_bytes)}"
+        # Each budget is a new search, so that a budget of that size may be refused.
         return replace(probe, refusal=replace(refusal, message=message, needed_bytes=size_bytes, is_certain=False))
 
     @property

@@ -13,10 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("mbc", "templates", "tests", "benchmarks")
 DATA = {".json", ".jsonl", ".md", ".txt", ".toml", ".csv", ".png", ".svg", ".npz", ".onnx", ".pyc", ".gz"}
-CEILING = 161_200
+CEILING = 160_623
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\{#.*?#\}", re.DOTALL)
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\{#.*?#\}", re.DOTALL)
 
 
 def python_lines(text: str) -> int:
@@ -31,7 +31,7 @@ def python_lines(text: str) -> int:
 
 def other_lines(text: str) -> int:
     """Return the lines of code of a file in C++, CUDA, JavaScript or a template of these."""
-    return sum(bool(line.strip()) for line in _COMMENT.sub("", text).splitlines())
+    return sum(bool(line.strip()) for line in COMMENT.sub("", text).splitlines())
 
 
 def lines_of(folder: str) -> int:

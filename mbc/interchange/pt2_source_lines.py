@@ -1,4 +1,4 @@
-"""Reads from the stack traces of an exported program which lines of the model an operation comes from.
+"""Finds the lines of the model that an operation of an exported program comes from, by its stack trace.
 
 torch.export keeps with each operation the modules that called it and the lines of their `forward` functions. The lines
 also show operations whose gradient the program does not contain.

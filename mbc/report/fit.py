@@ -102,7 +102,9 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
     if refusals:
         lines.append("a smallest plan above the budget does not prove that no plan fits: each batch is a new search")
     if any(refusal.slowest_us < math.inf for refusal in refusals):
-        lines.append("plans with less than half of the most images/s do not count: `mbc compile` may find smaller ones")
+        lines.append(
+            "batches at less than half of the most images/s count as too large: `mbc compile` may have plans for them"
+        )
     if fastest is not largest:
         lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{fastest.images_per_s:,.0f} images/s")
     return "\n".join(lines)

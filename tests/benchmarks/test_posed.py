@@ -63,8 +63,8 @@ def test_figures_of_rows_that_share_a_peer(
     for row in rows:
         assert row["passed"] == passes and row["torch_ms"] == torch_ms and row["mbc_ms"] == pytest.approx(2.0)
         assert row["speedup"] == (None if torch_ms is None else pytest.approx(torch_ms / 2))
-    settings = ran.count(posed.TORCH)
-    assert ran == [MBC, *(posed.TORCH,) * settings, MBC, MBC, MBC] and settings >= 1
+    variants = ran.count(posed.TORCH)
+    assert ran == [MBC, *(posed.TORCH,) * variants, MBC, MBC, MBC] and variants >= 1
 
 
 def test_the_ten_networks_are_summed_up() -> None:

@@ -216,7 +216,10 @@ def without_statistics(name: str) -> str:
 
 # Names of the sources with instructions (wgmma) that only one architecture has.
 WGMMA_SOURCES = frozenset(
-    PurePosixPath(file).name for k in KERNELS.values() if k.needs is Instruction.WGMMA for file in k.files
+    PurePosixPath(file).name
+    for kernel in KERNELS.values()
+    if kernel.needs is Instruction.WGMMA
+    for file in kernel.files
 )
 
 

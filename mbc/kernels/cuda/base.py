@@ -239,8 +239,9 @@ class OwnKernel:
         operands: Names of the operands of a launch in order, by which its source reads them (`launch_operands`);
             empty: it reads them by position.
         launcher: C function in the source, without the prefix `mbc_`; empty: `kind`.
-        flat: Returns whether a request needs a second launcher, in a source of its own, so that a library has only the
-            sources that its requests need. The names of both end with `_flat`. None: there is no second launcher.
+        flat: Returns whether the second launcher runs a request. It is in a source of its own, so that a library has
+            only the sources that its requests need. The names of this launcher and its source end with `_flat`. None:
+            there is one launcher.
         named: Name in candidates and plans; empty: the launcher's. If launches of several kernels differ only in
             arguments, the kernels share one launcher, and all but one of them have names of their own.
         takes: Returns whether the kernel can run a request of its kind.
@@ -313,7 +314,8 @@ class OwnKernel:
 
     def symbol(self, request: Request) -> str:
         """Return the C function that launches the kernel for a request."""
-        return self.launchers[self.flat is not None and self.flat(request)].symbol
+        is_flat = self.flat is not None and self.flat(request)
+        return self.launchers[int(is_flat)].symbol
 
     def runs(self, request: Request) -> bool:
         """Return whether the kernel takes a request, and its index arithmetic holds for the sizes of all operands.

@@ -29,7 +29,7 @@ Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and outpu
 
 
 def for_norm_relus(kernel: OwnKernel) -> tuple[OwnKernel, ...]:
-    """Return a kernel for each norm and activation, which take the places of `{norm}` and `{relu}` in kind and name."""
+    """Return a kernel for each norm and activation, with their names for `{norm}` and `{relu}` in its kind and name."""
     names = [{"norm": norm, "relu": relu} for norm, relu in NORM_RELUS]
     return tuple(replace(kernel, kind=kernel.kind.format(**n), named=kernel.named.format(**n)) for n in names)
 

@@ -83,7 +83,8 @@ def fit(
             least_us += effort.DECISIONS_SHARE * max(0.0, best.step_us - before(best.origin[1]).least_us)
         return least_us >= best.step_us
 
-    def first_fit(trials: Iterable[AllowedTechniques]) -> None:
+    def attempt_until_fit(trials: Iterable[AllowedTechniques]) -> None:
+        """Attempt sets of techniques until one fits; if slow steps may be searched further, until one is fast."""
         for trial in trials:
             solution = attempt(trial)
             if solution is not None and problem.fits(solution) and not problem.tries_more(solutions):
@@ -96,10 +97,11 @@ def fit(
         attempt(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
     sending = attempt(techniques) if whole_bytes <= available_bytes or not techniques.split else None
     if techniques in bounds:  # only other steps can fit: with fewer states in the arena, or divided ones
-        first_fit(_states_trials(problem, techniques, bounds[techniques] - available_bytes, moved_bytes))
+        attempt_until_fit(_states_trials(problem, techniques, bounds[techniques] - available_bytes, moved_bytes))
     elif sending is not None and problem.tries_more(solutions):
-        for lacking_bytes in (0, max(0, sending.placed.arena_bytes - available_bytes)):
-            first_fit(_states_trials(problem, techniques, lacking_bytes, moved_bytes))
+        # The least part of the states is tried first, then as much as is lacking.
+        for lacking_bytes in sorted({0, max(0, sending.placed.arena_bytes - available_bytes)}):
+            attempt_until_fit(_states_trials(problem, techniques, lacking_bytes, moved_bytes))
     if sending is not None:
         # Converting back costs a pass over each such value, so it is tried only where keeping both layouts costs more.
         trial = replace(techniques, convert_back=True)
@@ -119,9 +121,9 @@ def fit(
     if nothing_fits() and bounds:
         smallest = min(bounds, key=lambda trial: bounds[trial])
         best, lacking_bytes = replace(smallest, states_bytes=0, lead=0.0), bounds[smallest] - available_bytes
-        first_fit(_states_trials(problem, best, lacking_bytes, moved_bytes))
+        attempt_until_fit(_states_trials(problem, best, lacking_bytes, moved_bytes))
     else:
-        first_fit(_with_states_offloaded(problem, best, problem.best(solutions)))
+        attempt_until_fit(_with_states_offloaded(problem, best, problem.best(solutions)))
     if nothing_fits() and bounds:
         smallest = min(bounds, key=lambda trial: bounds[trial])
         if bounds[smallest] < smallest_bytes:

@@ -131,7 +131,10 @@ class Search:
         return self.limits.budget_bytes - self.usual_bytes
 
     def refusal(self) -> BudgetError:
-        """Return error MBC203, for a budget below the lower bound of all plans."""
+        """Return error MBC203, for a budget below the lower bound of all plans.
+
+        Its remedy also names the size of the plan that saves no memory, if the GPU has so much.
+        """
         table, budget_bytes = self.unmasked.table, self.limits.budget_bytes
         if self.usual_bytes < budget_bytes and self.least.start_bytes > self.least.operand_bytes:
             error = cannot_start(table, self.least, self.usual_bytes, budget_bytes)
@@ -140,7 +143,9 @@ class Search:
         if error.floor_bytes > table.device.memory_bytes:  # no budget of this GPU has a plan
             return error
         enough_bytes = self.needed_bytes(self.solve(self.unmasked, UNLIMITED_BYTES, math.inf))
-        return replace(error, remedy=f"{error.remedy}; {show_enough(enough_bytes)} fits a plan that saves no memory")
+        if enough_bytes > table.device.memory_bytes:
+            return error
+        return replace(error, remedy=f"{error.remedy}; a plan that saves no memory needs {show_enough(enough_bytes)}")
 
     def not_found(self, smallest: Solution, is_certain: bool) -> BudgetError:
         """Return error MBC204, which recommends the size of a step, so that its plan has to be valid.
@@ -233,8 +238,8 @@ class Search:
     def solve(self, selector: Selector, available_bytes: int, known_us: float) -> Solution:
         """Return a step with fusion groups. If there are none, or no step with them fits, return a step without fusion.
 
-        Slow steps of short networks are compared with steps without fusion. A step that takes at least `known_us` is
-        abandoned.
+        If the step with them fits but is slow, and the network has few operations, return the faster of both steps. A
+        step that takes at least `known_us` is abandoned.
         """
         table, held_bytes = selector.table, int(effort.HELD_SHARE * available_bytes)
         graph, groups = table.graph, selector.fastest_fused(self.limits.operation_bytes, held_bytes)
@@ -246,6 +251,7 @@ class Search:
             return fit(unfused, self.techniques, known_us)
         solution = fit(fused, self.techniques, known_us)
         if fused.fits(solution):
+            # A step without fusion takes at least `unfused.fastest_us`: it is tried where the fused step is slower.
             if not unfused.tries_more([solution]):
                 return solution
             known_us = min(known_us, solution.step_us)

@@ -82,9 +82,10 @@ class Problem:
         return self.spent.work > max(effort.NOT_FOUND_WORK, effort.NOT_FOUND_WORK_OF_OPERATION * operations)
 
     def tries_more(self, solutions: Sequence[Solution]) -> bool:
-        """Return whether techniques are tried that are usually tried only if nothing fits.
+        """Return whether to try techniques that are usually tried only if nothing fits.
 
-        They are tried if all solutions are slow, and the step has so few operations that a search is short.
+        They are tried while no solution fits and is about as fast as the step without a limit (`is_good`), and while
+        the work so far is small: the square of the number of operations, times the number of searches.
         """
         work = (1 + self.spent.searches) * len(self.table.graph.train) ** 2
         return work <= effort.SLOW_STEP_WORK and not any(map(self.is_good, solutions))

@@ -108,10 +108,10 @@ def judge(
 
 
 def least_budget(search: Search, budget_bytes: int, most_bytes: int) -> Figures | None:
-    """Return the plan within the least budget with a plan.
+    """Return the plan within the smallest budget for which the search finds a plan.
 
-    That is the size of the smallest step, which `mbc compile` names for each budget that it refuses. If no refusal
-    knows that size, the search finds no plan within the budget divided by LEAST_BUDGET_RATIO.
+    A refusal may name the size of the smallest step, as `mbc compile` does; then that size is this budget. Otherwise
+    the gap to the lower bound is halved until no plan is found within the budget divided by LEAST_BUDGET_RATIO.
 
     Args:
         search: Plans by budgets.
@@ -133,7 +133,8 @@ def least_budget(search: Search, budget_bytes: int, most_bytes: int) -> Figures 
         if high == most_bytes:
             return None
         further = max(high + 1, refusal.needed_bytes if refusal.is_planned else 2 * refusal.floor_bytes)
-        low, high, is_smallest = high, min(further, most_bytes), refusal.is_certain
+        low, high = high, min(further, most_bytes)
+        is_smallest = refusal.is_certain and further == high
     fitting = _figures(search, high)
     low = max(low, fitting.floor_bytes - 1)
     if LEAST_BUDGET_RATIO * fitting.needed_bytes < high and refused(fitting.needed_bytes) is None:

@@ -1,7 +1,7 @@
 // Convolution that sweeps planes (plane_sweep_conv.cuh), forward and data gradient, which stores its result.
 //
 // GEMM       tile, shared memory and registers are those of plane_sweep_conv.cuh.
-// Warps      so are they: a producer warpgroup and two consumers, wgmma.
+// Warps      a producer warpgroup and two consumers, wgmma.
 // Limit      tensor cores.
 #include "plane_sweep_conv_launches.cuh"
 

@@ -249,7 +249,7 @@ template <int LINES, typename T, typename Prologue, typename Epilogue>
 const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, const T* x, const T* weight, T* y,
                             const Prologue& prologue, const Epilogue& epilogue) {
   if (const char* problem = unaligned(call)) return problem;
-  if ((a.flat != 0) != (LINES == 1)) return "tiles have the lines of another launcher";
+  if ((a.flat != 0) != (LINES == 1)) return "flat sweeps have a launcher of their own, and so have volumes";
   const char* problem = "there are neither 32 nor 48 nor 64 channels";
   const auto run = [&](auto channels, auto filters) {
     using Sweep = PlaneSweepConv<channels, filters, LINES>;

@@ -1,5 +1,6 @@
 // Launches of convolutions that sweep planes. LINES: lines of a filter, 3 for volumes, and 1 for the flat sweeps of images and
-// of filters of one plane. A source of its own for each launch and number of lines is compiled by plans that need it.
+// of filters of one plane. Each launch has one source for volumes and one for flat sweeps, so that a plan compiles only what it
+// launches.
 #pragma once
 
 #include "plane_sweep_conv_norm_sums.cuh"

@@ -3,7 +3,7 @@
 //
 // Bytes      the activation is neither written nor read.
 // GEMM       tile and shared memory are those of plane_sweep_conv.cuh.
-// Warps      so are the warps: a producer warpgroup, which also normalises, and two consumers, wgmma.
+// Warps      a producer warpgroup, which also normalises, and two consumers, wgmma.
 // Limit      tensor cores: some 70 instructions of a producer thread for each of its 6 to 12 chunks of a plane take less
 //            time than the plane's wgmma.
 #include "plane_sweep_conv_launches.cuh"

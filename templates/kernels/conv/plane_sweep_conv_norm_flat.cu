@@ -1,8 +1,6 @@
 // The launch of plane_sweep_conv_norm.cu for images, and for volumes with filters of one plane.
 //
-// GEMM       tile, shared memory and registers are those of plane_sweep_conv.cuh, with tiles of one line.
-// Warps      so are they: a producer warpgroup and two consumers, wgmma.
-// Limit      tensor cores.
+// GEMM       tile, warps, shared memory, registers and limit are those of plane_sweep_conv_norm.cu, but a tile has one line.
 #include "plane_sweep_conv_launches.cuh"
 #include "plane_sweep_conv_norm_flat_operands.h"
 

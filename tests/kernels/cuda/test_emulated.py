@@ -520,7 +520,7 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
         *((k, "channels", 96, "neither 32 nor 48 nor 64 channels") for k in plane_sweep_conv.KERNELS[:2]),
         *((k, "channels", 5, "neither one nor two nor three nor four channels") for k in stem_volume.KERNELS),
         *((k, "block_filters", 96, "neither 32 nor 48 nor 64 filters") for k in plane_sweep_conv.KERNELS[:2]),
-        *((k, "flat", 0, "of another launcher") for k in plane_sweep_conv.KERNELS[:2]),
+        *((k, "flat", 0, "launcher of their own") for k in plane_sweep_conv.KERNELS[:2]),
         *(
             (k, "pitch", halo.MOST_HALO_PIXELS, "larger than shared")
             for k in (*weight_stationary_conv.KERNELS, *fp32_emulated_halo.KERNELS)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 
 from mbc.kernels.cuda import KERNELS
 from mbc.resources import folder
+from tests.test_size import COMMENT
 
-KNOWN = Path(__file__).with_name("kernel_versions.json")
+RECORDED = Path(__file__).with_name("kernel_versions.json")
 SOURCES = folder("templates") / "kernels"
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\{#.*?#\}", re.DOTALL)
 
 
 def digest(text: str) -> str:
     """Return a digest of code that depends on neither comments nor blanks."""
-    return hashlib.sha256(" ".join(_COMMENT.sub(" ", text).split()).encode()).hexdigest()[:12]
+    return hashlib.sha256(" ".join(COMMENT.sub(" ", text).split()).encode()).hexdigest()[:12]
 
 
 def versions() -> dict[str, list[object]]:
@@ -30,9 +29,9 @@ def versions() -> dict[str, list[object]]:
     sources: dict[str, list[object]] = {}
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         name = path.relative_to(SOURCES).as_posix()
-        raised = {kernel.name: kernel.version for kernel in KERNELS.values() if kernel.file == name}
-        of_kernels = {kernel: version for kernel, version in sorted(raised.items()) if version > 1}
-        sources[name] = [digest(path.read_text(encoding="utf-8")), of_kernels]
+        own = {kernel.name: kernel.version for kernel in KERNELS.values() if name in kernel.files}
+        raised_versions = {kernel: version for kernel, version in sorted(own.items()) if version > 1}
+        sources[name] = [digest(path.read_text(encoding="utf-8")), raised_versions]
     return sources
 
 
@@ -40,8 +39,8 @@ def test_a_source_changes_only_with_a_decision_about_its_versions(update_expecte
     today = versions()
     if update_expected:
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(entry)}" for name, entry in today.items())
-        KNOWN.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    recorded = json.loads(KNOWN.read_text(encoding="utf-8"))
+        RECORDED.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     changed = sorted(name for name in {*recorded, *today} if recorded.get(name) != today.get(name))
     assert not changed, f"raise the versions of kernels in {changed} whose times differ, then --update-expected"
 

@@ -89,7 +89,7 @@ def test_page_tables_of_offloaded_values_are_reserved_beforehand(monkeypatch: py
 
 
 @pytest.mark.parametrize("host_bytes", [1024, 2048, 4096])
-def test_a_small_limit_of_host_memory_is_no_reason_to_refuse_a_plan(host_bytes: int) -> None:
+def test_a_small_limit_of_host_memory_gives_a_plan_or_a_refused_budget(host_bytes: int) -> None:
     whole = kept_plan("residual")
     budget_bytes = whole.predictions.overhead_bytes + (whole.bounds.floor_bytes + whole.predictions.arena_bytes) // 2
     try:
