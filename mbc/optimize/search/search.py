@@ -199,7 +199,7 @@ class Search:
         return solution
 
     def _expected_more_bytes(self) -> int:
-        """Return the bytes beside the arena, above those of every plan, that a step within the budget takes at least.
+        """Return the bytes beside the arena, above those of every plan, that a step within the budget probably takes.
 
         A step that keeps everything has fewer launches than most plans within a budget, and offloads nothing. Where
         the optimizer's states are offloaded first, each needs two copies and an update of its own.

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.errors import BudgetError
+from mbc.optimize import effort
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.search import fit_budget, overhead, variants
 from mbc.optimize.search.search import Limits, Search, search
@@ -86,6 +87,43 @@ def test_page_tables_of_offloaded_values_are_reserved_beforehand(monkeypatch: py
     plan = search(table("residual"), Limits(whole.overhead_bytes + 4 * whole.arena_bytes // 5))
     assert plan.predictions.host_bytes > 0 and plan.predictions.overhead_bytes > whole.overhead_bytes
     assert len(fitted) == 1
+
+
+def test_launches_that_offloaded_states_add_are_reserved_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = kept_plan("residual")
+    monkeypatch.setattr(effort, "STATES_CROWDING_SHARE", 0.0)
+    monkeypatch.setattr(overhead, "USUAL_LAUNCHES", len(whole.train.launches) + len(whole.infer.launches))
+    monkeypatch.setattr(overhead, "LAUNCH_BYTES", whole.predictions.arena_bytes // 400)
+    fitted: list[int] = []
+    within = Search.within
+    monkeypatch.setattr(
+        Search, "within", lambda this, available: (fitted.append(available), within(this, available))[1]
+    )
+    monkeypatch.setattr("mbc.optimize.search.search.fit_again", lambda *_: None)
+    budget_bytes = whole.predictions.overhead_bytes + 4 * whole.predictions.arena_bytes // 5
+    plan = search(table("residual"), Limits(budget_bytes))
+    assert plan.predictions.host_bytes > 0 and len(fitted) == 1
+
+
+def test_a_trial_with_fewer_offloaded_states_is_left_out_where_the_decisions_of_the_best_step_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(effort, "STATES_CROWDING_SHARE", 0.0)
+    monkeypatch.setattr(effort, "SLOW_STEP_WORK", 0)
+    whole = kept_plan("residual").predictions
+    limits = Limits(whole.overhead_bytes + 7 * whole.arena_bytes // 10)
+    fit = fit_budget._fit  # pyright: ignore[reportPrivateUsage]
+    searched: list[AllowedTechniques] = []
+    monkeypatch.setattr(
+        fit_budget, "_fit", lambda step, known_us: (searched.append(step.techniques), fit(step, known_us))[1]
+    )
+    counts: list[int] = []
+    for share in (0.0, 1e9):
+        monkeypatch.setattr(effort, "DECISIONS_SHARE", share)
+        searched.clear()
+        search(table("residual"), limits)
+        counts.append(len([one for one in searched if one.states_bytes]))
+    assert counts[0] > counts[1] > 0
 
 
 @pytest.mark.parametrize("host_bytes", [1024, 2048, 4096])
