@@ -100,7 +100,7 @@ def planned(source: Source, base: Options) -> Planned:
     below = _plan(source, base, least - 1, "below the lower bound", result)
     if below is None:
         result.wrong.append("a budget below the lower bound has a plan")
-    enough = None if below is None else re.search(r"; a plan that saves no memory needs (\S+)", below.remedy)
+    enough = None if below is None else re.search(r"; a plan that saves no memory fits (\S+)", below.remedy)
     if below is not None and (
         enough is None or _plan(source, base, parse_size(enough[1]), "at the size beside a lower bound", result)
     ):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mbc.cli.arguments.shared import measuring_options
 from mbc.cli.subject import read_source
 from mbc.cli.terminal import notes
+from mbc.hardware.part import split_name
 from mbc.hardware.streams import Stream
 from mbc.ir.types import Precision
 from mbc.optimize.schedule.step_time import accumulate_us, step_us
@@ -19,7 +20,7 @@ from mbc.plan.summary import emulated_share
 from mbc.progress import busy
 from mbc.report.collectives import collectives_document, collectives_lines, ranks_text
 from mbc.report.devices import host_sharing_text, library_launches, posing_text
-from mbc.report.tables import batch_text, profile_of, time_cell
+from mbc.report.tables import NOT_PREFETCHED, batch_text, profile_of, time_cell
 from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time
 
@@ -99,7 +100,7 @@ def summary(plan: Plan) -> list[str]:
         f"  overhead   {show_size(p.overhead_bytes)} ({overhead})",
         f"  prefetch   {show_size(ahead_bytes)}, where inputs of the next step arrive while this one runs"
         if ahead_bytes
-        else "  prefetch   none: too few bytes of the budget are free for the inputs of the next step",
+        else f"  prefetch   {NOT_PREFETCHED}",
         f"  budget     {show_size(plan.budget_bytes)}, of which {show_size(needed)} is taken "
         f"({needed / plan.budget_bytes:.1%})",
     ]
@@ -129,7 +130,10 @@ def _how_to_measure(plan: Plan) -> list[str]:
     if plan.predictions.measured_share >= MOSTLY_MEASURED:
         return []
     rows = "" if plan.graph.ranks is None else f" --set batch={plan.graph.batch}"
-    return [f"             mbc profile NET{rows} measures the rest where there is such a GPU"]
+    pose = split_name(plan.target.gpu).pose
+    gpu = f" --gpu auto@{pose}" if pose else ""
+    unmeasured = "the rest" if plan.predictions.measured_share > 0 else "its operations"
+    return [f"             mbc profile NET{rows}{gpu} measures {unmeasured} where there is such a GPU"]
 
 
 def _other(plan: Plan) -> str:

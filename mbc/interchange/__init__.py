@@ -2,6 +2,7 @@
 
 * `program`: an exported program as plain data
 * `pt2`: reads files of torch.export, without PyTorch
+* `pt2_source_lines`: the lines of a model that an operation of such a file comes from
 * `aten`: rules that translate ATen operations into the language, one file for each family
 * `from_onnx`: reads an ONNX file as such a program
 * `grad_regions`: replaces regions such as `torch.no_grad()` by their operations

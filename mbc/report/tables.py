@@ -21,6 +21,8 @@ from mbc.units import show_range, show_size, show_time
 OVERHEAD = "CUDA's context, libraries, modules and graphs"  # contents of the overhead
 LARGEST = 6  # values listed at the peak
 EMULATED = " *"  # mark of kernels of emulated fp32
+PREFETCHED = "inputs of the next step, copied while this one runs"
+NOT_PREFETCHED = "none: too few bytes of the budget are free for the inputs of the next step"
 NO_PROFILE = "none: nothing was measured on such a GPU, and times are estimated"
 NO_TIMES = "has no times of the step's kernels, which are estimated"
 
@@ -218,7 +220,7 @@ def totals_text(plan: Plan) -> str:
         ("arena", show_size(predictions.arena_bytes), f"{predictions.arena_bytes:,} bytes, exact"),
         ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),
         ("overhead", show_size(predictions.overhead_bytes), overhead),
-        ("prefetch", show_size(ahead_bytes), "inputs of the next step, copied while this one runs"),
+        ("prefetch", show_size(ahead_bytes), PREFETCHED if ahead_bytes else NOT_PREFETCHED),
         ("all of it", show_size(total), f"of a budget of {show_size(plan.budget_bytes)}"),
     ]
     if predictions.host_bytes:

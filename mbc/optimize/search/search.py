@@ -145,7 +145,7 @@ class Search:
         enough_bytes = self.needed_bytes(self.solve(self.unmasked, UNLIMITED_BYTES, math.inf))
         if enough_bytes > table.device.memory_bytes:
             return error
-        return replace(error, remedy=f"{error.remedy}; a plan that saves no memory needs {show_enough(enough_bytes)}")
+        return replace(error, remedy=f"{error.remedy}; a plan that saves no memory fits {show_enough(enough_bytes)}")
 
     def not_found(self, smallest: Solution, is_certain: bool) -> BudgetError:
         """Return error MBC204, which recommends the size of a step, so that its plan has to be valid.

@@ -14,6 +14,7 @@ import pytest
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1_backward_data
 from mbc.kernels.providers import PROVIDERS
+from mbc.optimize import effort
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import Fusion
@@ -133,7 +134,8 @@ def test_so_are_those_of_parts_of_concatenations():
     assert trained(plan) == trained(without)
 
 
-def test_fused_rematerialization_of_relus_output():
+def test_fused_rematerialization_of_relus_output(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(effort, "SLOW_STEP_WORK", 0)  # otherwise a step without fusion groups is faster
     plan = planned(Measured(), SHARE)
     launched = launches(plan)
     assert "conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads" in launched
