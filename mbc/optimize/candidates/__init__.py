@@ -2,6 +2,7 @@
 
 * `table`: candidates by request
 * `fronts`: the Pareto fronts of their divisions into micro-batches
+* `numbered_answers`: answers of the table by the number of a request
 * `user_rules`: the candidates that the user's settings admit, and the error where none is left
 * `pareto`: divisions of which none is both slower and larger in workspace than another
 * `estimates`: times that nobody measured on this GPU

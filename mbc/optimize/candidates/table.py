@@ -22,6 +22,7 @@ from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.estimates import Estimates, sooner, with_leaner
 from mbc.optimize.candidates.fronts import ParetoFronts, fronts_in_micro_batches, fronts_of
+from mbc.optimize.candidates.numbered_answers import NumberedAnswers, RequestKey
 from mbc.optimize.candidates.pareto import ParetoFront
 from mbc.optimize.candidates.scaled_times import OtherSizes, RematKernels
 from mbc.optimize.candidates.user_rules import Rules, no_candidate
@@ -29,34 +30,7 @@ from mbc.options import Policy
 from mbc.plan.model import Rows
 from mbc.profile.model import Profile
 
-_Key = tuple[Request, RematKernels]
-_Names = tuple[str, tuple[str, ...]]
 MICRO_BATCH_ALIGNMENT_BYTES = 16  # of every operand of a micro-batch: candidates were measured with this alignment
-
-
-@dataclass
-class _Named:
-    """Answers of one table for the whole mini-batch.
-
-    A deep network asks many times for few distinct requests, which take long to compare. So each request has a number.
-
-    Attributes:
-        requests: Numbers of the requests.
-        numbers: The number of each operation's request, by the names of the operation and its outputs.
-        offered: Answers of `CandidateTable.offered`, by number.
-        modelled: Answers of `CandidateTable.modelled`, by number.
-        is_profiled: Answers of `CandidateTable.has_profiled_time`, by number.
-        compares_estimate: Answers of `CandidateTable.compares_estimate`, by number.
-        fronts: Answers of `CandidateTable.fronts`, by number, and by names where the user chose a layout.
-    """
-
-    requests: dict[_Key, int] = field(default_factory=dict[_Key, int])
-    numbers: dict[_Names, int] = field(default_factory=dict[_Names, int])
-    offered: dict[int, tuple[Candidate, ...]] = field(default_factory=dict[int, tuple[Candidate, ...]])
-    modelled: dict[int, tuple[Candidate, ...]] = field(default_factory=dict[int, tuple[Candidate, ...]])
-    is_profiled: dict[int, bool] = field(default_factory=dict[int, bool])
-    compares_estimate: dict[int, bool] = field(default_factory=dict[int, bool])
-    fronts: dict[int | _Names, ParetoFronts] = field(default_factory=dict[int | _Names, ParetoFronts])
 
 
 @dataclass
@@ -83,11 +57,15 @@ class CandidateTable:
     rules: Rules = field(default_factory=Rules)
     recomputed: Mapping[str, RematKernels] = field(default_factory=dict[str, RematKernels])
     optimism: float = 0.0
-    _offered_by_request: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
-    _of_micro_batches: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
-    _fronts: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
-    _divided: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
-    _named: _Named = field(default_factory=_Named, repr=False, compare=False)
+    _offered_by_request: dict[RequestKey, tuple[Candidate, ...]] = field(
+        default_factory=dict[RequestKey, tuple[Candidate, ...]]
+    )
+    _of_micro_batches: dict[RequestKey, tuple[Candidate, ...]] = field(
+        default_factory=dict[RequestKey, tuple[Candidate, ...]]
+    )
+    _fronts: dict[RequestKey, ParetoFronts] = field(default_factory=dict[RequestKey, ParetoFronts])
+    _divided: dict[RequestKey, ParetoFronts] = field(default_factory=dict[RequestKey, ParetoFronts])
+    _numbered: NumberedAnswers = field(default_factory=NumberedAnswers, repr=False, compare=False)
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
     def without_determinism(self) -> CandidateTable:
@@ -183,9 +161,9 @@ class CandidateTable:
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
         """Return the candidates for the whole mini-batch; empty if a fusion group has none."""
         number = self._number(operation)
-        candidates = self._named.offered.get(number)
+        candidates = self._numbered.offered.get(number)
         if candidates is None:
-            candidates = self._named.offered[number] = self._offered(operation, self.request(operation, self.whole))
+            candidates = self._numbered.offered[number] = self._offered(operation, self.request(operation, self.whole))
         return candidates
 
     def timed(self, operation: Operation) -> bool:
@@ -202,9 +180,9 @@ class CandidateTable:
         earlier version of the kernel.
         """
         number = self._number(operation)
-        is_profiled = self._named.is_profiled.get(number)
+        is_profiled = self._numbered.is_profiled.get(number)
         if is_profiled is None:
-            is_profiled = self._named.is_profiled[number] = self.optimism > 0 or self._is_profiled(operation)
+            is_profiled = self._numbered.is_profiled[number] = self.optimism > 0 or self._is_profiled(operation)
         return is_profiled
 
     def _is_profiled(self, operation: Operation) -> bool:
@@ -231,28 +209,33 @@ class CandidateTable:
         if self.profile is None:
             return False
         number = self._number(operation)
-        compares = self._named.compares_estimate.get(number)
+        compares = self._numbered.compares_estimate.get(number)
         if compares is None:
             compares = self.profile.compares_estimate(self.request(operation, self.whole))
-            self._named.compares_estimate[number] = compares
+            self._numbered.compares_estimate[number] = compares
         return compares
 
     def modelled(self, operation: Operation) -> tuple[Candidate, ...]:
         """Return the admitted candidates for the whole mini-batch with the model's times, whether measured or not."""
         number = self._number(operation)
-        candidates = self._named.modelled.get(number)
+        candidates = self._numbered.modelled.get(number)
         if candidates is None:
             request = self.request(operation, self.whole)
-            candidates = self._named.modelled[number] = self.estimates.modelled(request, self._remat_kernels(operation))
+            candidates = self._numbered.modelled[number] = self.estimates.modelled(
+                request, self._remat_kernels(operation)
+            )
         return candidates
 
     def _number(self, operation: Operation) -> int:
         """Return the number of the operation's request for the whole mini-batch."""
         names = operation.name, operation.outputs
-        number = self._named.numbers.get(names)
+        number = self._numbered.numbers.get(names)
         if number is None:
-            key, requests = (self.request(operation, self.whole), self._remat_kernels(operation)), self._named.requests
-            number = self._named.numbers[names] = requests.setdefault(key, len(requests))
+            key, requests = (
+                (self.request(operation, self.whole), self._remat_kernels(operation)),
+                self._numbered.requests,
+            )
+            number = self._numbered.numbers[names] = requests.setdefault(key, len(requests))
         return number
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
@@ -352,7 +335,7 @@ class CandidateTable:
         """Return the Pareto front of the operation's divisions for each combination of layouts; never empty."""
         layout = self._sum_layouts.get(operation.name)
         key = self._number(operation) if layout is None else (operation.name, operation.outputs)
-        fronts = self._named.fronts.get(key)
+        fronts = self._numbered.fronts.get(key)
         if fronts is None:
             request_key = self.request(operation, self.whole), self._remat_kernels(operation)
             fronts = self._fronts.get(request_key)
@@ -360,7 +343,7 @@ class CandidateTable:
                 fronts = self._fronts[request_key] = fronts_of(self, operation)
             if layout is not None:
                 fronts = {layouts: front for layouts, front in fronts.items() if layouts[0] is layout}
-            self._named.fronts[key] = fronts
+            self._numbered.fronts[key] = fronts
         return fronts
 
     def fronts_in_micro_batches(self, operation: Operation, rows: int) -> ParetoFronts:

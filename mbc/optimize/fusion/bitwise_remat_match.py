@@ -53,10 +53,10 @@ def _possible(fusion: Fusion) -> Fusion:
 
 
 class _Launches:
-    """The launches of a program, and the positions in it of those that run each operation."""
+    """A program with an index: for each operation, the positions of the launches that run this operation."""
 
     def __init__(self, program: Sequence[Operation]) -> None:
-        """Collect the positions."""
+        """Build the index."""
         self.program = program
         self.running: dict[str, list[int]] = {}
         for position, launch in enumerate(program):

@@ -79,7 +79,7 @@ def fit(
         best = problem.best(solutions)
         least_us = before(trial).least_us
         if best.origin is not None and best.origin[1].states_bytes >= trial.states_bytes:
-            # Its decisions have no more bytes than those of the best step, and take about as long.
+            # The trial has no more bytes for its decisions than the best step, so its decisions take about as long.
             least_us += effort.DECISIONS_SHARE * max(0.0, best.step_us - before(best.origin[1]).least_us)
         return least_us >= best.step_us
 

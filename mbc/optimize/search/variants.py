@@ -116,10 +116,10 @@ class Undecided:
     def _points(self) -> Points:
         """Times with less workspace, in the same layouts, of operations that are not in depth-first groups."""
         # Operations that other launches recompute keep their kernels: the two must match bit by bit.
-        others = {region for region, _ in self._fused_remat}.union(
+        recomputed_inside = {region for region, _ in self._fused_remat}.union(
             i for i, region in enumerate(self._regions) if region.remat_launch is not None
         )
-        kept = {self.draft.train.launches[self._regions[i].start].operations for i in others}
+        kept = {self.draft.train.launches[self._regions[i].start].operations for i in recomputed_inside}
         points: dict[tuple[str, ...], list[tuple[int, float]]] = {}
         for operation in self.choices.train:
             name = operation.name

@@ -101,8 +101,9 @@ struct MmaCopies {
   const G& gemm;
   int32_t channel, to, to_weights;  // first of eight channels; offsets of the first copies in a stage
   int32_t weight[WEIGHTS];          // element of the first K
-  // Filters, or columns of weights, from the first one that the thread copies to the last. Where a tile has more, the
-  // thread writes zeros and reads no weights: all blocks would wait for the same line of the L2 cache.
+  // Number of filters (or columns of weights) from the first one that this thread copies to the last filter of the
+  // convolution. A tile may reach beyond the last filter. There the thread writes zeros and reads no weights, because all
+  // blocks would read, and wait for, the same line of the L2 cache.
   int32_t filters_left;
   MmaPixel pixel[PIXELS];           // from `channel` on
 
