@@ -87,10 +87,9 @@ struct ClassTiles {
     }
   }
   __device__ int32_t first_pixel() const { return (region + tile) * MMA_PIXELS; }
-  // An axis without taps has a stage of zeros.
-  __device__ int32_t stages() const {
-    return max(z.taps(), 1) * max(y.taps(), 1) * max(x.taps(), 1) * ((f.channels + MMA_CHANNELS - 1) / MMA_CHANNELS);
-  }
+  __device__ int32_t class_taps() const { return z.taps() * y.taps() * x.taps(); }
+  // A class without taps has one stage, of zeros.
+  __device__ int32_t stages() const { return max(class_taps() * ((f.channels + MMA_CHANNELS - 1) / MMA_CHANNELS), 1); }
   struct Place {
     int32_t image, z, y, x;
   };
@@ -109,7 +108,7 @@ struct ClassTiles {
   }
   // The columns of weights under a tap, those of neighbouring taps included.
   __device__ int32_t columns(const KPosition& k) const {
-    if (z.taps() * y.taps() * x.taps() == 0) return 0;
+    if (class_taps() == 0) return 0;
     return min(f.x.kernel - (x.taps() - 1 - k.x) * f.x.stride, f.together) * f.filters;
   }
 };
@@ -154,13 +153,15 @@ struct GradientCopies {
   __device__ void advance() {
     k.channel += MMA_CHANNELS;
     k.offset += MMA_CHANNELS;
-    if (k.channel < gemm.channels) return;
-    k.channel = 0;
-    if (++k.x < gemm.pixels.x.taps()) return begin_tap();
-    k.x = 0;
-    if (++k.y < gemm.pixels.y.taps()) return begin_tap();
-    k.y = 0;
-    if (++k.z < gemm.pixels.z.taps()) return begin_tap();
+    if (gemm.pixels.class_taps() > 0) {
+      if (k.channel < gemm.channels) return;
+      k.channel = 0;
+      if (++k.x < gemm.pixels.x.taps()) return begin_tap();
+      k.x = 0;
+      if (++k.y < gemm.pixels.y.taps()) return begin_tap();
+      k.y = 0;
+      if (++k.z < gemm.pixels.z.taps()) return begin_tap();
+    }
     gemm.pixels.next();
     begin();
   }

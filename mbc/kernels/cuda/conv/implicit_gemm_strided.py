@@ -60,11 +60,11 @@ def _pixels(request: Request) -> int:
 
 
 def _taps(request: Request) -> list[int]:
-    """Return the taps of each class; a class without taps has a stage of zeros for each."""
+    """Return the taps of each class. Results of a class without taps are zeros."""
     a = attributes(request)
     classes = (*a.stride[:-1], a.stride[-1] // _together(request))
     axes = (
-        [max(1, len(range(number, kernel, stride))) for number in range(count)]
+        [len(range(number, kernel, stride)) for number in range(count)]
         for kernel, stride, count in zip(a.kernel, a.stride, classes, strict=True)
     )
     return [math.prod(taps) for taps in product(*axes)]
