@@ -44,6 +44,7 @@ class BudgetError(MbcError):
         at_any_batch: Whether the memory that is reserved for the GPU's context and libraries alone does not fit.
         is_certain: Whether `needed_bytes` and more are never refused.
         slowest_us: Time of a step above which steps were abandoned, though they may be smaller.
+        half_precision: Precision in which activations take half of their bytes; empty if none would help.
     """
 
     needed_bytes: int = 0
@@ -51,6 +52,7 @@ class BudgetError(MbcError):
     at_any_batch: bool = False
     is_certain: bool = False
     slowest_us: float = math.inf
+    half_precision: str = ""
 
     @property
     def is_planned(self) -> bool:

@@ -87,6 +87,10 @@ def test_refusals(mbc):
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1MB")
     assert done.code == 1 and "error MBC194: nothing fits, not even a batch of 1: 'tiny' cannot fit" in done.err
     assert "help: raise --memory above " in done.err
+    needed = mbc("show", "tiny.mbc", *H200, "--set", "batch=1", "--json").json
+    bytes_ = needed["predictions"]["overhead_bytes"] + needed["bounds"]["floor_bytes"] - 1
+    least = mbc("fit", "tiny.mbc", *H200, "--memory", f"{bytes_}B")
+    assert "help: give --set train.precision=bf16, or raise --memory " in least.err
     assert done.err.count("batch ") == 3, "8, of the network; then 1, since the context alone takes more; and the error"
     Path("rows.mbc").write_text(Path("tiny.mbc").read_text().replace("batch", "rows"))
     done = mbc("fit", "rows.mbc", *H200)

@@ -12,6 +12,7 @@ from mbc import constraints
 from mbc.hardware import target
 from mbc.hardware.target import LocalGpu
 from mbc.kernels.providers import PROVIDERS
+from mbc.optimize.search.overhead import UNMEASURED_BYTES
 from mbc.units import show_enough, show_size
 
 H200 = ("--gpu", "h200")
@@ -22,6 +23,13 @@ def refused(mbc, *arguments):
     done = mbc("show", "tiny.mbc", *arguments)
     assert done.code == 1 and done.out == ""
     return done.err
+
+
+def most_rows(error):
+    """Return the upper bound of the batch that the remedy of MBC203 names."""
+    named = re.search(r"lower the batch \(`mbc fit` finds the largest that fits, at most (\d+)\)", error)
+    assert named is not None, error
+    return int(named[1])
 
 
 def test_unknown_gpu(mbc):
@@ -127,10 +135,12 @@ def test_remedies_lower_the_bound_of_a_budget(mbc):
     device = ("--set", f"memory.device={overhead + floor // 3}B")
     error = refused(mbc, *H200, "--set", "batch=4096", *device)
     helps = error.split("help: ")[1]
-    assert helps.startswith("lower the batch to ") and ", set train.precision to bf16, in which " in helps
-    batch = int(helps.split("lower the batch to ")[1].split(" ")[0])
+    assert helps.startswith("lower the batch (`mbc fit` finds") and ", set train.precision to bf16, in which " in helps
+    batch = most_rows(helps)
     # To within what alignment takes.
     assert bound("--set", f"batch={batch}") - 2048 <= floor // 3 < bound("--set", f"batch={batch + 1}")
+    turing = ("--gpu", "t4", "--set", f"memory.device={UNMEASURED_BYTES + floor // 3}B")  # without bf16
+    assert ", set train.precision to fp16, in which " in refused(mbc, *turing, "--set", "batch=4096")
     narrow = ("--set", "train.precision=bf16", "--set", f"memory.device={overhead + floor // 8}B")
     assert "train.precision" not in refused(mbc, *H200, "--set", "batch=4096", *narrow).split("help: ")[1]
 
@@ -164,9 +174,31 @@ def test_a_budget_that_no_plan_was_found_for(mbc):
     error = refused(mbc, *H200, *kept, "--set", f"memory.device={overhead + floor + 3 * (arena - floor) // 10}B")
     assert f"error MBC204: the smallest plan found for 'tiny' takes {show_size(overhead + arena)} (" in error
     assert ": its arena " in error and f" KiB, and {show_size(overhead)} outside it; the budget is " in error
-    assert "help: lower the batch, or raise memory.device to " in error
+    batches = r"help: lower the batch \(`mbc fit` finds the largest that fits, about [1-7]\)"
+    assert re.search(batches + ", set train.precision to bf16, .* half, or raise memory.device to ", error), error
     enough = error.split("raise memory.device to ")[1].split(";")[0].strip()
     assert mbc("show", "tiny.mbc", *H200, *kept, "--set", f"memory.device={enough}").code == 0
+
+
+def test_the_batch_that_probably_fits_is_near_the_largest_that_does(mbc):
+    large = (*H200, "--set", "batch=4096", "--without", "offload,recompute")
+    figures = mbc("show", "tiny.mbc", *large, "--json").json
+    middle = (figures["bounds"]["floor_bytes"] + figures["predictions"]["arena_bytes"]) // 2
+    tight = ("--set", f"memory.device={figures['predictions']['overhead_bytes'] + middle}B")
+    error = refused(mbc, *large, *tight)
+    named = re.search(r"error MBC204: (?s:.*)finds the largest that fits, about (\d+)\)", error)
+    assert named is not None, error
+    fit = mbc("fit", "tiny.mbc", *large, *tight, "--json").json
+    assert int(named[1]) == pytest.approx(fit["largest"]["batch"], rel=0.15)
+
+
+def test_the_batch_of_several_gpus_counts_the_rows_of_all(mbc):
+    overhead = mbc("show", "tiny.mbc", *H200, "--gpus", "2", "--json").json["predictions"]["overhead_bytes"]
+    tight = ("--gpus", "2", "--set", f"memory.device={overhead + 2_000_000}B")
+    rows = most_rows(refused(mbc, *H200, *tight, "--set", "batch=16384"))
+    assert rows > 2 and rows % 2 == 0
+    assert f"at most {rows})" in refused(mbc, *H200, *tight, "--set", f"batch={rows + 2}"), "no larger batch may fit"
+    assert "MBC203" not in refused(mbc, *H200, *tight, "--set", f"batch={rows - 200}", "--without", "offload")
 
 
 @pytest.mark.parametrize("host", ["0 B", "1 kB"])
@@ -204,7 +236,7 @@ def test_a_batch_that_can_never_fit_is_refused_by_its_shapes(mbc, monkeypatch):
     for batch in (10**9, 10**9 + 1, 2**30):
         error = refused(mbc, *H200, "--set", f"batch={batch}")
         assert "error MBC203: 'tiny' cannot fit 139.8 GiB: the lower bound of all plans is " in error
-        assert "help: lower the batch to " in error
+        assert most_rows(error) < batch
 
 
 def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monkeypatch):
@@ -217,7 +249,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monke
     error = refused(mbc, *H200, "--set", "batch=1e8")
     assert "error MBC203: 'points' cannot fit 139.8 GiB: the lower bound of all plans is " in error
     assert " of states and inputs when a step starts, and " in error
-    rows = int(error.split("help: lower the batch to ")[1].split()[0])
+    rows = most_rows(error)
     assert "MBC203" in refused(mbc, *H200, "--set", f"batch={rows + 1}"), "the batch that is named is the largest"
 
 

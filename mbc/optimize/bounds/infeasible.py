@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mbc.errors import BudgetError
+from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import aligned
-from mbc.ir.graph import Role
+from mbc.ir.graph import Role, TrainingGraph
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize import effort
@@ -34,19 +36,20 @@ def cannot_fit(
     """
     graph, floor, operation = table.graph, least.total_bytes, least.operation
     outside_bytes = techniques.outside_bytes
-    remedies = [_above(floor + overhead_bytes)]
     available_bytes = budget_bytes - overhead_bytes
-    movable_bytes = _states_bytes(table, of_optimizer=True)
+    movable_bytes = _states_bytes(graph, of_optimizer=True)
+    rows = _most_rows(
+        table, available_bytes - _states_bytes(graph) + min(movable_bytes, outside_bytes), techniques.split
+    )
+    halves = available_bytes > 0 and graph.values[operation.inputs[0]].per_sample
+    narrower = _half_precision(graph, table.device) if halves else ""
+    remedies = [_smaller_batch(graph, rows, "at most")] if 0 < rows < graph.batch else []
+    if narrower:
+        remedies.append(_set_precision(narrower))
     if available_bytes > 0 and movable_bytes > outside_bytes:
         movable = show_enough(movable_bytes)
-        remedies.insert(0, f"let {movable} of the optimizer's states be in host memory (memory.host, offload)")
-    rows = _most_rows(
-        table, available_bytes - _states_bytes(table) + min(movable_bytes, outside_bytes), techniques.split
-    )
-    if available_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
-        remedies.insert(0, "set train.precision to bf16, in which activations take half")
-    if 0 < rows < graph.batch:
-        remedies.insert(0, f"lower the batch to {rows} or less (more cannot fit)")
+        remedies.append(f"let {movable} of the optimizer's states be in host memory (memory.host, offload)")
+    remedies.append(_above(floor + overhead_bytes))
     reserved, budget = show_distinct(overhead_bytes, budget_bytes)
     reason = f"{reserved} are reserved for the GPU's context and libraries, before any tensor"
     if available_bytes > 0:
@@ -59,11 +62,12 @@ def cannot_fit(
     return BudgetError(
         "MBC203",
         f"'{graph.name}' cannot fit {budget}: {reason}",
-        remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}",
+        _any_of(remedies),
         operation.span if available_bytes > 0 else None,
         needed_bytes=floor + overhead_bytes,
         floor_bytes=floor + overhead_bytes,
         at_any_batch=available_bytes <= 0,
+        half_precision=narrower,
     )
 
 
@@ -80,13 +84,13 @@ def cannot_start(table: CandidateTable, least: LeastArena, overhead_bytes: int, 
     inputs_bytes = sum(aligned(graph.values[name].type.size_bytes) for name in graph.inputs)
     rows = (budget_bytes - overhead_bytes - start_bytes + inputs_bytes) * graph.batch // inputs_bytes
     needed, budget = show_distinct(start_bytes + overhead_bytes, budget_bytes)
-    lower = f"lower the batch to {rows} or less, or " if 0 < rows < graph.batch else ""
+    remedies = [_smaller_batch(graph, rows, "at most")] if 0 < rows < graph.batch else []
     return BudgetError(
         "MBC203",
         f"'{graph.name}' cannot fit {budget}: the lower bound of all plans is {needed}: {show_size(start_bytes)} of "
         f"states and inputs when a step starts, and {show_size(overhead_bytes)} reserved for the GPU's context and "
         "libraries",
-        lower + _above(start_bytes + overhead_bytes),
+        _any_of([*remedies, _above(start_bytes + overhead_bytes)]),
         needed_bytes=start_bytes + overhead_bytes,
         floor_bytes=start_bytes + overhead_bytes,
     )
@@ -105,17 +109,24 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
         floor: The lower bound of all plans in bytes, with the overhead.
         budget_bytes: The budget, with the overhead.
     """
-    arena_bytes, overhead_bytes = smallest.predictions.arena_bytes, smallest.predictions.overhead_bytes
+    graph, device, predictions = smallest.graph, smallest.target.device, smallest.predictions
+    arena_bytes, overhead_bytes = predictions.arena_bytes, predictions.overhead_bytes
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
+    narrower = _half_precision(graph, device)
+    rows = _likely_rows(smallest, budget_bytes - overhead_bytes)
+    remedies = [_smaller_batch(graph, rows, "about")] if graph.batch > 1 else []
+    if narrower:
+        remedies.append(_set_precision(narrower))
+    remedies.append(f"{_RAISE}{show_enough(needed_bytes)}; a smaller budget may work: each budget is searched anew")
     return BudgetError(
         "MBC204",
-        f"the smallest plan found for '{smallest.graph.name}' takes {needed}: its arena {show_size(arena_bytes)}, "
+        f"the smallest plan found for '{graph.name}' takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or {_RAISE}{show_enough(needed_bytes)}; a smaller budget may work: each budget is searched "
-        "anew",
+        _any_of(remedies),
         needed_bytes=needed_bytes,
         floor_bytes=floor,
+        half_precision=narrower,
     )
 
 
@@ -125,12 +136,40 @@ def recommending(refusal: BudgetError, budget_bytes: int) -> BudgetError:
     return replace(refusal, remedy=refusal.remedy.replace(recommended, accepted), needed_bytes=budget_bytes)
 
 
+def _half_precision(graph: TrainingGraph, device: DeviceSpec) -> str:
+    """Return the precision in which activations take half of their bytes on the GPU; empty for a graph of 16 bits."""
+    return ("bf16" if device.has_bf16 else "fp16") if graph.precision in _WIDE else ""
+
+
+def _any_of(remedies: Sequence[str]) -> str:
+    return remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
+
+
+def _smaller_batch(graph: TrainingGraph, rows: int, about: str) -> str:
+    """Return the remedy of a smaller batch, with the rows of this rank that fit if there are any."""
+    if graph.ranks is not None:
+        rows = min(rows * graph.ranks.size, graph.global_batch - 1)
+    return f"lower the batch (`mbc fit` finds the largest that fits{f', {about} {rows}' if rows > 0 else ''})"
+
+
+def _set_precision(precision: str) -> str:
+    return f"set train.precision to {precision}, in which activations take half"
+
+
+def _likely_rows(smallest: Plan, available_bytes: int) -> int:
+    """Return the rows whose smallest plan probably fits: the arena is nearly affine in the rows of the mini-batch."""
+    graph, predictions = smallest.graph, smallest.predictions
+    outside_bytes = min(predictions.host_bytes + predictions.peer_bytes, _states_bytes(graph, of_optimizer=True))
+    states_bytes = _states_bytes(graph) - outside_bytes
+    return (available_bytes - states_bytes) * graph.batch // max(1, predictions.arena_bytes - states_bytes)
+
+
 def _above(bound_bytes: int) -> str:
     return f"raise memory.device above {show_enough(bound_bytes)}, a lower bound: most plans take more"
 
 
-def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:
-    values = (table.graph.values[state.value] for state in table.graph.states)
+def _states_bytes(graph: TrainingGraph, of_optimizer: bool = False) -> int:
+    values = (graph.values[state.value] for state in graph.states)
     return sum(aligned(v.type.size_bytes) for v in values if not of_optimizer or v.role is Role.OPTIMIZER)
 
 
