@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -16,6 +16,7 @@ _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # lines in a log are rare
 _PLAIN_UNCHANGED_S = 60.0  # lines that only the time changes are rarer
 _PATIENCE_S = 1.0  # work that ends sooner shows no progress
+_HEARERS: list[Callable[[str], None]] = []  # of `announce`, the innermost last
 
 
 class StatusLine:
@@ -88,6 +89,22 @@ class Busy:
             self._line.line(text)
 
 
+def announce(text: str) -> None:
+    """Print a line that stays where the work in progress is shown; do nothing where none is shown."""
+    if _HEARERS:
+        _HEARERS[-1](text)
+
+
+@contextmanager
+def announced_by(hear: Callable[[str], None]) -> Generator[None]:
+    """Let `hear` receive what the body announces."""
+    _HEARERS.append(hear)
+    try:
+        yield
+    finally:
+        _HEARERS.pop()
+
+
 @contextmanager
 def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
     """Show `what` and the elapsed time while the body runs, if it takes more than a second.
@@ -115,7 +132,8 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        yield at
+        with announced_by(at.line):
+            yield at
     finally:
         finished.set()
         thread.join()

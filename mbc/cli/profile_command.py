@@ -15,7 +15,7 @@ from mbc.errors import MbcError
 from mbc.hardware.part import GpuName, split_name
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
-from mbc.progress import StatusLine, busy
+from mbc.progress import StatusLine, announced_by, busy
 from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     for note in fleet.sharing_notes(gpus):
         view.note(note)
     try:
-        outcome = fleet.measure_on(gpus, task, view.show)
+        with announced_by(view.line):
+            outcome = fleet.measure_on(gpus, task, view.show)
     finally:
         view.stop()
     seconds = time.monotonic() - began_s
@@ -184,8 +185,11 @@ class _View:
     def stop(self) -> None:
         self._line.clear()
 
+    def line(self, text: str) -> None:
+        self._line.line(text)
+
     def note(self, text: str) -> None:
-        self._line.line(f"note: {text}")
+        self.line(f"note: {text}")
 
 
 def _list(arguments: argparse.Namespace) -> int:

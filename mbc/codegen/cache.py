@@ -29,6 +29,10 @@ class ObjectCache:
     folder: Path | None
     limit_bytes: int = LIMIT_BYTES
 
+    def has(self, key: str) -> bool:
+        """Return whether there is an object called `key`."""
+        return self.folder is not None and (self.folder / key).is_file()
+
     def fetch(self, key: str, target: Path) -> bool:
         """Write the object called `key` to `target`; return False if there is none."""
         if self.folder is None:

@@ -24,6 +24,7 @@ from mbc.codegen.toolchain import Part, Toolchain
 from mbc.errors import MbcError
 from mbc.hardware.instructions import Instruction, has_instruction
 from mbc.kernels.cuda import WGMMA_SOURCES
+from mbc.progress import announce
 
 _COMPILER_LINES = 20  # lines of a compiler's message that the user sees
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
@@ -77,9 +78,10 @@ def make_library(
     read = functools.cache(_read)
     with tempfile.TemporaryDirectory(prefix="mbc-build-") as scratch:
         objects = [Path(scratch) / f"{compilation.source}.o" for compilation in compilations]
+        keys = [_key(one, sources, versions, read) if one.kept else "" for one in compilations]
+        _announce(sum(not cache.has(key) for key in keys[: len(recipe.kernels)]), cache)
 
-        def make(compilation: _Compilation, target: Path) -> None:
-            key = _key(compilation, sources, versions, read) if compilation.kept else ""
+        def make(compilation: _Compilation, key: str, target: Path) -> None:
             if key and cache.fetch(key, target):
                 return
             with cache.making(key) if key else nullcontext():
@@ -90,11 +92,18 @@ def make_library(
                     cache.keep(key, target)
 
         with ThreadPoolExecutor(max_workers=_processors()) as pool:
-            futures = [pool.submit(make, *pair) for pair in zip(compilations, objects, strict=True)]
+            futures = [pool.submit(make, *pair) for pair in zip(compilations, keys, objects, strict=True)]
         for future in futures:  # raises the first failure, after all have ended
             future.result()
         compiler = str(toolchain.gxx)
         _run((compiler, "-shared", "-o", str(library), *map(str, objects), *_links(parts)), Path.cwd())
+
+
+def _announce(count: int, cache: ObjectCache) -> None:
+    """Announce the kernel sources that nvcc compiles now, which takes seconds for each."""
+    if count:
+        kept = "" if cache.folder is None else ": later builds take them from the cache"
+        announce(f"compiling {count} source{'' if count == 1 else 's'} of kernels with nvcc{kept}")
 
 
 def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -> list[_Compilation]:

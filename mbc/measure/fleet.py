@@ -22,6 +22,7 @@ from mbc.kernels.base import Request
 from mbc.measure.gpu_processes import Failure, GpuProcesses
 from mbc.measure.need import Decision, Need
 from mbc.profile.writer import fold_log
+from mbc.progress import announce
 from mbc.units import with_article
 
 if TYPE_CHECKING:
@@ -216,6 +217,9 @@ def _measure_once(
                 processes.stop()
             case "decision", decision:
                 pass
+            case "line", text:
+                if index == 0:  # all processes compile the same kernels
+                    announce(text)
             case "progress", done, total, request, left_s:
                 counts[index], estimates_s[index] = (done, total), left_s
                 dones, totals = zip(*counts.values(), strict=True)

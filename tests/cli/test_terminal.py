@@ -11,7 +11,7 @@ import pytest
 from mbc import progress
 from mbc.cli import terminal
 from mbc.cli.terminal import bar
-from mbc.progress import StatusLine, busy
+from mbc.progress import StatusLine, announce, busy
 
 
 class Terminal(io.StringIO):
@@ -45,6 +45,18 @@ def test_a_log_gets_one_line(at_once):
         while not stream.getvalue():
             pass
     assert stream.getvalue() == "planning ...\n"
+
+
+def test_announcements_are_printed_only_where_work_is_shown(never_late):
+    outer, inner = io.StringIO(), io.StringIO()
+    announce("before")
+    with busy("compiling", outer):
+        announce("during")
+        with busy("verifying", inner):
+            announce("inside")
+        announce("again")
+    announce("after")
+    assert (outer.getvalue(), inner.getvalue()) == ("during\nagain\n", "inside\n")
 
 
 def test_a_log_hears_of_a_long_stage_again_but_less_often(monkeypatch):

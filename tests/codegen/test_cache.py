@@ -12,6 +12,7 @@ import pytest
 from mbc.codegen.cache import ObjectCache, find_cache
 from mbc.codegen.objects import Recipe, make_library
 from mbc.codegen.toolchain import Part, Toolchain
+from mbc.progress import announced_by
 
 RECIPE = Recipe("sm_90", 1, ("a.cu", "b.cu"), ("host.cpp",), ("program.cpp",))
 
@@ -84,6 +85,23 @@ def test_only_the_plan_is_compiled_again(bench: Bench) -> None:
     assert bench.build() == EVERYTHING
     assert bench.build() == {"program.cpp"}
     assert len(bench.entries()) == 3
+
+
+def test_kernels_that_nvcc_compiles_are_announced(bench: Bench) -> None:
+    lines: list[str] = []
+    with announced_by(lines.append):
+        bench.build()
+        bench.build()
+        bench.write("b.cu", "changed")
+        bench.build()
+        bench.cache = ObjectCache(None)
+        bench.build()
+    stored = " with nvcc: later builds take them from the cache"
+    assert lines == [
+        f"compiling 2 sources of kernels{stored}",
+        f"compiling 1 source of kernels{stored}",
+        "compiling 2 sources of kernels with nvcc",
+    ]
 
 
 def test_equal_sources_in_another_folder_are_cached(bench: Bench) -> None:

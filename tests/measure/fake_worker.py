@@ -19,6 +19,7 @@ from mbc.measure.measure import Summary
 from mbc.measure.worker import work
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
+from mbc.progress import announce
 from tests.profile.profiles import IDENTITY, measurement
 
 BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -28,6 +29,7 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
     assert gpu == os.environ["CUDA_VISIBLE_DEVICES"] and os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     print("what a library prints")
     requests = [r for need in needs for r in need.requests]
+    announce("compiling kernels")
     done = 0
     with ProfileWriter(path, IDENTITY) as writer:
         recorded = writer.signatures() if not again else frozenset()
