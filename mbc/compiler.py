@@ -13,7 +13,7 @@ from pprint import pformat
 from mbc.codegen.build import Package, check_output, write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.collection import uncollected
-from mbc.constraints import Constraints, constraints_of
+from mbc.constraints import Constraints, constraints_of, warn_without_room
 from mbc.errors import BudgetError, MbcError
 from mbc.frontend.ast import Program
 from mbc.frontend.lower import Lowered, lower
@@ -417,4 +417,5 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
 
     # Every plan must be accepted by the independent verifier.
     stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))
+    warn_without_room(plan, options.gpu)
     return plan

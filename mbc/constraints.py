@@ -9,7 +9,7 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered
 from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
-from mbc.hardware.target import free_bytes, free_host_bytes
+from mbc.hardware.target import free_bytes, free_host_bytes, is_here
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
@@ -17,7 +17,11 @@ from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.search.limits import Limits
 from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
-from mbc.units import show_size
+from mbc.plan.model import Plan
+from mbc.units import UNIT_BYTES, show_size
+
+# Judgement: a desktop with a browser takes up to this much of a GPU's memory.
+ROOM_BYTES = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +84,23 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
         options.slowest_us,
     )
     return Constraints((INTERPRETER,) if on_cpu else PROVIDERS, rules, limits)
+
+
+def warn_without_room(plan: Plan, gpu: str) -> None:
+    """Warn of a plan that takes nearly all memory of a GPU, of which the driver did not say how much is free.
+
+    Args:
+        plan: A plan for one GPU.
+        gpu: The GPU that was asked for, as in `Options`.
+    """
+    device, needed_bytes = plan.target.device, plan.predictions.arena_bytes + plan.predictions.overhead_bytes
+    if plan.budget_bytes != device.memory_bytes or needed_bytes + ROOM_BYTES <= device.memory_bytes:
+        return
+    if plan.graph.precision is not Precision.FP64 and not is_here(device, gpu):
+        roomy_gib = (device.memory_bytes - ROOM_BYTES) * 10 // UNIT_BYTES["GiB"] / 10
+        warnings.warn(
+            f"the budget is all memory of the {device.name}, and the plan leaves less than 1 GB of it to a "
+            f"display and other programs: memory.device={roomy_gib:.1f}GiB leaves them 1 GB",
+            RuntimeWarning,
+            stacklevel=2,
+        )

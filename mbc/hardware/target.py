@@ -196,9 +196,18 @@ def free_bytes(device: DeviceSpec, gpu: str) -> int:
 
     The driver counts bytes as free that CUDA cannot allocate (on an H200 0.6 GB).
     """
+    here = _card_here(device, gpu)
+    return device.memory_bytes if here is None else min(here.free_bytes, device.memory_bytes)
+
+
+def is_here(device: DeviceSpec, gpu: str) -> bool:
+    """Return whether the plan is for this machine's GPU, so that its driver said what memory is free."""
+    return _card_here(device, gpu) is not None
+
+
+def _card_here(device: DeviceSpec, gpu: str) -> LocalGpu | None:
     here = current_gpu() if whole_name(gpu) == "auto" else None
-    same = here is not None and here.name == whole_name(device.name)
-    return min(here.free_bytes, device.memory_bytes) if here is not None and same else device.memory_bytes
+    return here if here is not None and here.name == whole_name(device.name) else None
 
 
 def free_host_bytes(device: DeviceSpec, gpu: str, modules: int = 1) -> int:

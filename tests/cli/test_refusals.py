@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 
 from mbc import constraints
 from mbc.hardware import target
+from mbc.hardware.datasheet import sheet_of
 from mbc.hardware.target import LocalGpu
 from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.search.overhead import UNMEASURED_BYTES
-from mbc.units import show_enough, show_size
+from mbc.units import parse_size, show_enough, show_size
 
 H200 = ("--gpu", "h200")
 PROVIDER_NAMES = {provider.name for provider in PROVIDERS}
@@ -229,6 +231,27 @@ def test_a_budget_above_the_gpus_memory_is_reported(mbc):
     assert done.code == 0
     assert f"note: memory.device = {show_size(500 * 10**9)} is more than the {has} of the Tesla T4: a plan" in done.err
     assert "more than" not in mbc("show", "tiny.mbc", "--gpu", "t4", *large, "--set", "train.precision=fp64").err
+
+
+def test_a_plan_that_leaves_other_programs_no_room_is_reported(mbc, monkeypatch):
+    card = mbc("gpus", "t4", "--json").json | {"name": "Small", "memory_gb": 1.6}
+    Path("card.json").write_text(json.dumps(card))
+    small = ("--gpu", "card.json")
+    done = mbc("show", "tiny.mbc", *small, "--json")
+    predicted, budget = done.json["predictions"], done.json["budget_bytes"]
+    # The reserve for context and libraries is a part of the default budget.
+    assert predicted["overhead_bytes"] < predicted["arena_bytes"] + predicted["overhead_bytes"] <= budget
+    assert 0.9 * 1.6 * 2**30 < budget < 1.6 * 2**30, "the driver and error correction take the rest"
+    note = "the budget is all memory of the "
+    assert f"note: {note}Small, and the plan leaves less than 1 GB of it to a display and other programs: " in done.err
+    roomy = done.err.split(": memory.device=")[1].split()[0]
+    assert 10**9 <= budget - parse_size(roomy) < 1.2 * 10**9
+    assert note not in mbc("show", "tiny.mbc", *small, "--set", "memory.device=1GB").err
+    assert note not in mbc("show", "tiny.mbc", "--gpu", "t4").err, "much is left"
+    assert note not in mbc("show", "tiny.mbc", *small, "--set", "train.precision=fp64").err, "it is for the CPU"
+    here = LocalGpu("Small", "580.1", "sm_75", 2 << 30, 2 << 30, card=sheet_of(card))
+    monkeypatch.setattr(target, "local_gpus", lambda: (here,))
+    assert note not in mbc("show", "tiny.mbc").err, "the driver says what is free"
 
 
 def test_a_batch_that_can_never_fit_is_refused_by_its_shapes(mbc, monkeypatch):
