@@ -20,6 +20,8 @@ from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
 from mbc.plan.model import Plan
 from mbc.units import UNIT_BYTES, show_size
 
+# Judgement: a precision is named with its cost where the peak rate in 16 bits is at least so many times as high.
+COSTLY = 3.0
 # Judgement: a desktop with a browser takes up to this much of a GPU's memory.
 ROOM_BYTES = 10**9
 
@@ -50,11 +52,11 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
             "MBC206", f"there is no technique '{unknown[0]}' to leave out", f"name some of {', '.join(TECHNIQUES)}"
         )
     on_cpu = lowered.precision is Precision.FP64
-    if lowered.precision in (Precision.BF16, Precision.TF32) and not device.has(Instruction.MMA_SYNC):
-        slower = device.fp16_tflops / device.fp32_tflops
+    slower, faster = device.fp16_tflops / device.fp32_tflops, "bf16" if device.has_bf16 else "fp16"
+    if slower >= COSTLY and not _has_tensor_cores(device, lowered.precision, lowered.allow_emulated_fp32):
         warnings.warn(
             f"{device.name} ({device.architecture}) has no tensor cores for {lowered.precision}: matrix products run "
-            f"without them and take up to {slower:.1f} times as long as in fp16 (--set train.precision=fp16)",
+            f"without them and take up to {slower:.1f} times as long as in {faster} (--set train.precision={faster})",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -84,6 +86,14 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
         options.slowest_us,
     )
     return Constraints((INTERPRETER,) if on_cpu else PROVIDERS, rules, limits)
+
+
+def _has_tensor_cores(device: DeviceSpec, precision: Precision, allow_emulated_fp32: bool) -> bool:
+    """Return whether matrix products in a precision run on the GPU's tensor cores, alone or by three fp16 products."""
+    if precision in (Precision.BF16, Precision.TF32):
+        return device.has(Instruction.MMA_SYNC)
+    emulated = allow_emulated_fp32 and device.has(Instruction.WGMMA)
+    return precision is not Precision.FP32 or emulated
 
 
 def warn_without_room(plan: Plan, gpu: str) -> None:
