@@ -7,11 +7,14 @@ gradients. `library_launches` counts theirs. ResNet-50 trains as each architectu
 for. PyTorch does not pose, so that it is timed once in a run for all rows of one network and precision. Networks of
 torchvision are imported once (`imported_sources.py`).
 
-    python benchmarks/posed.py [--only NAME ...] [--again] [--modes default] [--measure-for 60s] [--most 90]
+    python benchmarks/posed.py [--only NAME ...] [--again] [--modes default] [--variant WORD] [--measure-for 60s]
+                               [--most 90]
     python benchmarks/posed.py --plan-only [--only "resnet50 128"]
 
 The first row of a network takes some 4 minutes. `--modes default,max-autotune` also tries PyTorch's slower mode; give
-`--most` more time then. The last line has the least and the median speedup of the networks beside ResNet-50.
+`--most` more time then. `--variant "CUDA graph"` times only the variants of `torch.compile` whose names contain this
+word; `torch_variant` is the name of the fastest one. The last line has the least and the median speedup of the networks
+beside ResNet-50.
 
 `--plan-only` plans the steps for an H200 that poses, without a GPU, and writes no results.
 """
@@ -36,6 +39,7 @@ from record import ROOT, attempt, need_gpu, results, show, start
 from mbc.bench.contender_messages import MBC, Contender, Job, Result, contenders
 from mbc.bench.race import TOLERANCES, Race, compared, run_apart
 from mbc.compiler import compile_plan
+from mbc.ir.types import Precision
 from mbc.options import OWN_FIRST, Options
 from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.report.devices import library_launches
@@ -62,11 +66,17 @@ class Limits:
         measure_for: Time limit of measuring mbc's kernels, as `mbc compile` takes it.
         most_s: Time limit of each contender, in seconds.
         modes: Modes of `torch.compile`.
+        variant: A word that the names of the variants of `torch.compile` contain.
     """
 
     measure_for: str = "60s"
     most_s: float = 90.0
     modes: tuple[str, ...] = ("default",)
+    variant: str = ""
+
+    def peers(self, precision: Precision) -> list[Contender]:
+        """Return the variants of `torch.compile` that are timed."""
+        return [peer for peer in contenders(TORCH, precision, True, self.modes) if self.variant in peer.variant]
 
 
 @dataclass(frozen=True)
@@ -173,6 +183,7 @@ def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
         job = Job(Source(case.path.name, case.path.read_text("utf-8")), case.settings, None, str(package), "cuda")
 
         def run(contender: Contender) -> Result:
+            print(f"timing {contender.peer} {contender.variant} ...", file=sys.stderr, flush=True)
             return run_apart(job, contender, limits.most_s)
 
         ours = run(Contender(MBC))
@@ -181,7 +192,7 @@ def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
         precision = plan.graph.precision
         network = (case.network, case.settings)
         if network not in peers:
-            peers[network] = [(peer, run(peer)) for peer in contenders(TORCH, precision, True, limits.modes)]
+            peers[network] = [(peer, run(peer)) for peer in limits.peers(precision)]
         again = run(Contender(MBC))
     tolerance = TOLERANCES[precision]
     entries = tuple(compared(peer, result, ours, tolerance) for peer, result in peers[network])
@@ -193,8 +204,9 @@ def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
         "planned_for": plan.target.gpu, "predicted_ms": plan.predictions.train_us / 1e3,
         "measured_share": plan.predictions.measured_share, "same_mathematics": result.fair,
         "asked": case.asked, "mbc_ms": mbc_ms, "torch_ms": torch_ms, "speedup": speedup,
-        "library_launches": library_launches(plan),
-        "options": [f"--measure-for {limits.measure_for}", f"--modes {','.join(limits.modes)}"],
+        "torch_variant": best and best.contender.variant, "library_launches": library_launches(plan),
+        "options": [f"--measure-for {limits.measure_for}", f"--modes {','.join(limits.modes)}",
+                    f"--variant '{limits.variant}'"],
         "passed": speedup is not None and result.fair and speedup >= case.asked,
     }  # fmt: skip
 
@@ -219,6 +231,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="cases whose names contain a word")
     parser.add_argument("--again", action="store_true", help="also cases that have results")
     parser.add_argument("--modes", default="default", help="modes of torch.compile")
+    parser.add_argument("--variant", default="", metavar="WORD", help="variants of torch.compile that are timed")
     parser.add_argument("--measure-for", default="60s", metavar="TIME", help="measure mbc's kernels for at most TIME")
     parser.add_argument("--most", type=float, default=90.0, metavar="SECONDS", help="time limit of each contender")
     parser.add_argument("--plan-only", action="store_true", help="plan without a GPU, and write no results")
@@ -230,7 +243,7 @@ def main() -> None:
             show([attempt(partial(planned, CASES[name]), name)], COLUMNS)
         return
     need_gpu("--plan-only plans the steps without one")
-    limits, peers = Limits(asked.measure_for, asked.most, tuple(asked.modes.split(","))), Peers()
+    limits, peers = Limits(asked.measure_for, asked.most, tuple(asked.modes.split(",")), asked.variant), Peers()
     kept = results("posed", asked.again)
     for name in names:
         if not kept.done(name):
