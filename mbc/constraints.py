@@ -18,7 +18,7 @@ from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.search.limits import Limits
 from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
 from mbc.plan.model import Plan
-from mbc.units import UNIT_BYTES, show_size
+from mbc.units import UNIT_BYTES, show_distinct
 
 # Judgement: a precision is named with its cost where the peak rate in 16 bits is at least so many times as high.
 COSTLY = 3.0
@@ -70,9 +70,10 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     host_bytes = free_host_bytes(device, options.gpu, modules) if lowered.host_bytes is None else lowered.host_bytes
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     if device.memory_bytes < budget_bytes < UNLIMITED_BYTES and not on_cpu:
+        has, asked = show_distinct(device.memory_bytes, budget_bytes)
         warnings.warn(
-            f"memory.device = {show_size(budget_bytes)} is more than the {show_size(device.memory_bytes)} of the "
-            f"{device.name}: a plan that needs more than the GPU has cannot be loaded on it",
+            f"memory.device = {asked} is more than the {has} of the {device.name}: a plan that "
+            "needs more than the GPU has cannot be loaded on it",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -37,6 +37,24 @@ def show_size(size_bytes: float) -> str:
     raise AssertionError("unreachable")
 
 
+def show_written(size_bytes: int) -> str:
+    """Return a size as the user probably wrote it: in powers of ten, such as `1.5 GB`, where only these are exact."""
+    shown = show_size(size_bytes)
+    if parse_size(shown) == size_bytes:
+        return shown
+    for unit in ("TB", "GB", "MB"):
+        thousandths, rest = divmod(size_bytes * 1000, UNIT_BYTES[unit])
+        if thousandths >= 1000:
+            return shown if rest else f"{thousandths / 1000:.10g} {unit}"
+    return shown
+
+
+def show_given(size_bytes: int) -> str:
+    """Return a size that the user gave for a comparison with other sizes: `1 GB (953.7 MiB)`, or only `8.00 GiB`."""
+    written, shown = show_written(size_bytes), show_size(size_bytes)
+    return shown if written == shown else f"{written} ({shown})"
+
+
 def show_enough(size_bytes: int) -> str:
     """Return a size that can be typed and is not less: `12.4GiB`, `613MiB`, `10.5KiB`; at most 1 % is added."""
     for unit in ("GiB", "MiB", "KiB"):
@@ -47,12 +65,12 @@ def show_enough(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-def show_distinct(a_bytes: int, b_bytes: int) -> tuple[str, str]:
-    """Return two sizes as texts that differ if the sizes do: with bytes where rounding would hide the difference."""
-    a, b = show_size(a_bytes), show_size(b_bytes)
-    if a != b or a_bytes == b_bytes:
-        return a, b
-    return f"{a} ({a_bytes} B)", f"{b} ({b_bytes} B)"
+def show_distinct(size_bytes: int, given_bytes: int) -> tuple[str, str]:
+    """Return a size and a limit that the user gave, with bytes where rounding would hide that they differ."""
+    size, given = show_size(size_bytes), show_size(given_bytes)
+    if size != given or size_bytes == given_bytes:
+        return size, show_given(given_bytes)
+    return f"{size} ({size_bytes} B)", f"{show_written(given_bytes)} ({given_bytes} B)"
 
 
 def show_time(time_us: float) -> str:

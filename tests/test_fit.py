@@ -303,6 +303,8 @@ def test_reasons():
     assert "count as too large" not in batches_text(fit)
     fast = replace(refused, refusal=BudgetError("MBC204", "x", "", needed_bytes=7, floor_bytes=1, slowest_us=2e3))
     assert "count as too large: `mbc compile` may have plans" in batches_text(replace(fit, probes=(*fit.probes, fast)))
+    near = BudgetError("MBC204", "x", "", needed_bytes=10**9 + 1, floor_bytes=7, budget_bytes=10**9)
+    assert reason(replace(refused, refusal=near)).endswith(" takes 953.7 MiB (1000000001 B)"), "more than the budget"
     bound = replace(refused, refusal=BudgetError("MBC203", "x", "", needed_bytes=7, floor_bytes=7))
     assert reason(bound) == "MBC203: the lower bound of all plans is 7 B"
     assert reason(replace(refused, refusal=MbcError("MBC200", "no kernel"))) == "MBC200: no kernel"

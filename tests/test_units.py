@@ -7,8 +7,10 @@ import pytest
 from mbc.units import (
     parse_duration,
     parse_size,
+    show_distinct,
     show_duration,
     show_enough,
+    show_given,
     show_range,
     show_size,
     show_time,
@@ -33,6 +35,27 @@ def test_sizes():
 )
 def test_a_recommended_budget_suffices_and_can_be_typed(size_bytes):
     assert size_bytes <= parse_size(show_enough(size_bytes)) <= 1.011 * size_bytes
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("1GB", "1 GB (953.7 MiB)"), ("1.5 GB", "1.5 GB (1.40 GiB)"), ("12345 MB", "12.345 GB (11.5 GiB)"),
+        ("2TB", "2 TB (1862.6 GiB)"), ("2.5MB", "2.5 MB (2.38 MiB)"), ("8GiB", "8.00 GiB"), ("300MiB", "300.0 MiB"),
+        ("64KiB", "64.0 KiB"), ("123456789B", "117.7 MiB"), ("150109880320B", "139.8 GiB"), ("1kB", "1000 B"),
+        ("0", "0 B"),
+    ],
+)  # fmt: skip
+def test_a_size_is_shown_in_the_units_that_it_was_given_in(written, shown):
+    assert show_given(parse_size(written)) == shown
+
+
+def test_sizes_that_differ_look_different():
+    assert show_distinct(2 * 10**9, 10**9) == ("1.86 GiB", "1 GB (953.7 MiB)")
+    assert show_distinct(10**9 + 1, 10**9) == ("953.7 MiB (1000000001 B)", "1 GB (1000000000 B)")
+    assert show_distinct((1 << 30) - 1, 1 << 30) == ("1024.0 MiB", "1.00 GiB")
+    assert show_distinct((1 << 30) + 1, 1 << 30) == ("1.00 GiB (1073741825 B)", "1.00 GiB (1073741824 B)")
+    assert show_distinct(10**9, 10**9) == ("953.7 MiB", "1 GB (953.7 MiB)")
 
 
 @pytest.mark.parametrize("text", ["", "MB", "1 TBx", "-1MB", "1e3", "１MB", "9" * 400 + "MB"])

@@ -22,7 +22,7 @@ from mbc.report.collectives import collectives_document, collectives_lines, rank
 from mbc.report.devices import host_sharing_text, library_launches, posing_text
 from mbc.report.tables import NOT_PREFETCHED, batch_text, profile_of, time_cell
 from mbc.stages import Stages
-from mbc.units import show_range, show_size, show_time
+from mbc.units import show_given, show_range, show_size, show_time
 
 if TYPE_CHECKING:
     from mbc.compiler import Compilation
@@ -101,16 +101,16 @@ def summary(plan: Plan) -> list[str]:
         f"  prefetch   {show_size(ahead_bytes)}, where inputs of the next step arrive while this one runs"
         if ahead_bytes
         else f"  prefetch   {NOT_PREFETCHED}",
-        f"  budget     {show_size(plan.budget_bytes)}, of which {show_size(needed)} is taken "
+        f"  budget     {show_given(plan.budget_bytes)}, of which {show_size(needed)} is taken "
         f"({needed / plan.budget_bytes:.1%})",
     ]
     if p.host_bytes:
-        most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
+        most = "" if plan.host_limit_bytes is None else f", of at most {show_given(plan.host_limit_bytes)}"
         lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
     if shared := host_sharing_text(plan):
         lines.append(f"  shared     {shared} ({show_time(p.oblivious_us)})")
     if p.peer_bytes:
-        most = show_size(plan.peer_limit_bytes)
+        most = show_given(plan.peer_limit_bytes)
         lines.append(f"  peers      {show_size(p.peer_bytes)} of another GPU's memory, of at most {most}")
     return lines
 

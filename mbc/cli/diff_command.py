@@ -16,7 +16,7 @@ from mbc.errors import MbcError
 from mbc.hardware.target import find_device
 from mbc.options import Options
 from mbc.report.collectives import ranks_text
-from mbc.units import show_size
+from mbc.units import show_size, show_written
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan
@@ -131,7 +131,7 @@ def _words(sharing: Sharing) -> str:
     if isinstance(sharing, int):
         return str(sharing)
     return ",".join(
-        one.gpu if one.memory_bytes is None else f"{one.gpu}:{show_size(one.memory_bytes)}" for one in sharing
+        one.gpu if one.memory_bytes is None else f"{one.gpu}:{show_written(one.memory_bytes)}" for one in sharing
     )
 
 

@@ -22,7 +22,7 @@ from mbc.pytorch.nnunet.plans_file import Configuration, Dataset, dataset_of, re
 from mbc.pytorch.nnunet.prospects import Prospect, Question, judge
 from mbc.report.prospects import probe_line, prospect_line, prospects_document, prospects_text
 from mbc.stages import Stages
-from mbc.units import show_enough, show_size
+from mbc.units import show_enough, show_given
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,4 +94,4 @@ def _nothing_fits(prospects: Sequence[Prospect], gpu: str, budget_bytes: int) ->
     if leasts:
         least_bytes, name = min(leasts)
         remedy = f"raise --memory to {show_enough(least_bytes)}, in which '{name}' trains"
-    return MbcError("MBC395", f"no configuration trains within {show_size(budget_bytes)} on {gpu}", remedy)
+    return MbcError("MBC395", f"no configuration trains within {show_given(budget_bytes)} on {gpu}", remedy)

@@ -22,7 +22,7 @@ from mbc.optimize.search.overhead import usual_bytes
 from mbc.options import Options
 from mbc.runtime.arguments import size_of
 from mbc.runtime.usage import own_bytes
-from mbc.units import show_enough, show_size
+from mbc.units import show_enough, show_given, show_size
 
 torch: Any = importlib.import_module("torch")
 # PyTorch's allocator takes this much at once for tensors of 1 to 10 MB.
@@ -104,7 +104,7 @@ class Limit:
         wanted = f"at least memory='{needed}'" if error.is_planned else f"more than memory='{needed}', a lower bound"
         return replace(
             error,
-            message=f"{show_size(beside_bytes)} of memory={show_size(self.limit_bytes)} are in use or reserved for"
+            message=f"{show_size(beside_bytes)} of memory={show_given(self.limit_bytes)} are in use or reserved for"
             f" optimizer and loss, and no plan fits into the rest: {error.message}",
             remedy=f"pass {wanted}; reserve= sets what is reserved",
         )  # fmt: skip

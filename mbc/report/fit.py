@@ -12,7 +12,7 @@ from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
 from mbc.options import UNLIMITED_BYTES
 from mbc.report.columns import Column, render
 from mbc.report.tables import outside_cell, over, time_cell
-from mbc.units import show_size
+from mbc.units import show_distinct, show_given, show_size
 
 _BAR = 24
 
@@ -89,7 +89,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
     lines = [
         render(_BATCHES, rows, width),
         "",
-        f"largest batch in {show_size(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
+        f"largest batch in {show_given(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
         f"{'at least ' if fit.at_least else ''}{largest.batch}, "
         f"{guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
     ]
@@ -166,9 +166,11 @@ def reason(probe: Probe) -> str:
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
         return f"{refusal.code}: {refusal.message}"
+    size_bytes = refusal.needed_bytes if refusal.is_planned else refusal.floor_bytes
+    needed, _ = show_distinct(size_bytes, refusal.budget_bytes)
     if refusal.is_planned:
-        return f"{refusal.code}: the smallest plan found takes {show_size(refusal.needed_bytes)}"
-    return f"{refusal.code}: the lower bound of all plans is {show_size(refusal.floor_bytes)}"
+        return f"{refusal.code}: the smallest plan found takes {needed}"
+    return f"{refusal.code}: the lower bound of all plans is {needed}"
 
 
 def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:

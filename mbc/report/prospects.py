@@ -11,7 +11,7 @@ from mbc.pytorch.nnunet.prospects import STEPS, Prospect
 from mbc.report.columns import Column, render
 from mbc.report.fit import guess, reason
 from mbc.report.tables import time_cell
-from mbc.units import show_range, show_size
+from mbc.units import show_given, show_range, show_size
 
 _COLUMNS = (
     Column("plans", shrinks=True, optional=1), Column("configuration"), Column("batch x patch"), Column("fits"),
@@ -50,7 +50,7 @@ def prospects_text(prospects: Sequence[Prospect], gpu: str, budget_bytes: int, w
                 f"takes {show_size(p.largest.needed_bytes)}"
             )
     return "\n".join((
-        f"predicted for {gpu} within {show_size(budget_bytes)}; an epoch is {STEPS} steps, without validation", "",
+        f"predicted for {gpu} within {show_given(budget_bytes)}; an epoch is {STEPS} steps, without validation", "",
         render(_COLUMNS, rows, width), *lines,
     ))  # fmt: skip
 

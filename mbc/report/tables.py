@@ -16,7 +16,7 @@ from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
 from mbc.report.devices import host_sharing_text, posing_text
-from mbc.units import show_range, show_size, show_time
+from mbc.units import show_given, show_range, show_size, show_time
 
 OVERHEAD = "CUDA's context, libraries, modules and graphs"  # contents of the overhead
 LARGEST = 6  # values listed at the peak
@@ -57,7 +57,7 @@ def heading(plan: Plan, infer: bool = False) -> str:
     return (
         f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
-        f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
+        f"{show_size(target.memory_bytes)}){cudnn}, budget {show_given(plan.budget_bytes)}\n"
         f"{posing}profile: {profile_of(plan)}{asked}"
     )
 
@@ -221,16 +221,16 @@ def totals_text(plan: Plan) -> str:
         ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),
         ("overhead", show_size(predictions.overhead_bytes), overhead),
         ("prefetch", show_size(ahead_bytes), PREFETCHED if ahead_bytes else NOT_PREFETCHED),
-        ("all of it", show_size(total), f"of a budget of {show_size(plan.budget_bytes)}"),
+        ("all of it", show_size(total), f"of a budget of {show_given(plan.budget_bytes)}"),
     ]
     if predictions.host_bytes:
         limit = plan.host_limit_bytes
-        most = "" if limit is None else f", of at most {show_size(limit)}"
+        most = "" if limit is None else f", of at most {show_given(limit)}"
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
     if predictions.host_gpus:
         rows.append(("  by all GPUs", time_cell(predictions.oblivious_us, guess), host_sharing_text(plan)))
     if predictions.peer_bytes:
-        most = f"of at most {show_size(plan.peer_limit_bytes)}"
+        most = f"of at most {show_given(plan.peer_limit_bytes)}"
         rows.append(("another GPU's memory", show_size(predictions.peer_bytes), most))
     limits = [
         ("best serial schedule", time_cell(bounds.fastest_us, guess), over(predictions.train_us, bounds.fastest_us)),

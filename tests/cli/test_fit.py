@@ -122,7 +122,7 @@ def test_rows_as_they_come_and_the_rest_after_an_interrupt(mbc, monkeypatch, sto
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB")
     assert done.code == 0 and "the search was stopped before its end" in done.err
     assert [f"batch {batch}: " in done.err for batch in (8, 16, 32, 64)] == [True, True, True, False]
-    assert "largest batch in 953.7 MiB so far: 32, " in done.out and "larger batches were not tried" in done.out
+    assert "largest batch in 1 GB (953.7 MiB) so far: 32, " in done.out and "larger batches were not tried" in done.out
     calls.clear()
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB", "--json")
     assert done.code == 0 and done.json["finished"] is False and len(done.json["probes"]) == 3

@@ -229,7 +229,7 @@ def test_a_budget_above_the_gpus_memory_is_reported(mbc):
     large = ("--set", "memory.device=500GB")
     done = mbc("show", "tiny.mbc", "--gpu", "t4", *large)
     assert done.code == 0
-    assert f"note: memory.device = {show_size(500 * 10**9)} is more than the {has} of the Tesla T4: a plan" in done.err
+    assert f"note: memory.device = 500 GB (465.7 GiB) is more than the {has} of the Tesla T4: a plan" in done.err
     assert "more than" not in mbc("show", "tiny.mbc", "--gpu", "t4", *large, "--set", "train.precision=fp64").err
 
 

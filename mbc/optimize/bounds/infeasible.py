@@ -66,6 +66,7 @@ def cannot_fit(
         operation.span if available_bytes > 0 else None,
         needed_bytes=floor + overhead_bytes,
         floor_bytes=floor + overhead_bytes,
+        budget_bytes=budget_bytes,
         at_any_batch=available_bytes <= 0,
         half_precision=narrower,
     )
@@ -93,6 +94,7 @@ def cannot_start(table: CandidateTable, least: LeastArena, overhead_bytes: int, 
         _any_of([*remedies, _above(start_bytes + overhead_bytes)]),
         needed_bytes=start_bytes + overhead_bytes,
         floor_bytes=start_bytes + overhead_bytes,
+        budget_bytes=budget_bytes,
     )
 
 
@@ -126,6 +128,7 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
         _any_of(remedies),
         needed_bytes=needed_bytes,
         floor_bytes=floor,
+        budget_bytes=budget_bytes,
         half_precision=narrower,
     )
 

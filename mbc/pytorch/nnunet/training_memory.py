@@ -10,7 +10,7 @@ from typing import Any
 from mbc.errors import BudgetError, MbcError
 from mbc.pytorch.nnunet.loss_terms import CHUNK_ELEMENTS
 from mbc.pytorch.process_memory import limit_of
-from mbc.units import parse_size, show_enough, show_size
+from mbc.units import parse_size, show_enough, show_given, show_size
 
 torch: Any = importlib.import_module("torch")
 VARIABLE = "MBC_MEMORY"
@@ -87,7 +87,7 @@ class TrainingMemory:
             torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
 
     def _too_small(self, reason: str, needed_bytes: int) -> MbcError:
-        limit = show_size(self._limit_bytes) if self._limit_bytes else "the free memory"
+        limit = show_given(self._limit_bytes) if self._limit_bytes else "the free memory"
         return MbcError(
             "MBC399",
             f"the configuration does not fit into {limit} as it is: {reason}",

@@ -18,7 +18,7 @@ from mbc.report.html.larger_budget import absent_values, kept_with, time_saved
 from mbc.report.html.time_words import what_takes_the_time
 from mbc.report.measured import MeasuredStep
 from mbc.report.tables import OVERHEAD, launch_title, measured_percent, time_cell
-from mbc.units import show_size, show_time
+from mbc.units import show_given, show_size, show_time
 
 MORE_BYTES = 10**9  # additional budget in the question
 UNUSED_SHARE = 0.1  # of the budget; a plan that leaves this share, or MORE_BYTES, unused is not limited by memory
@@ -50,7 +50,7 @@ def _peak(facts: Facts) -> Answer:
     return Answer(
         "What sets the peak?",
         f"{show_size(curve.peak_bytes)} are live{facts.peak_moment}, in {launch} of"
-        f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_size(plan.budget_bytes)} leaves"
+        f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_given(plan.budget_bytes)} leaves"
         f" {show_size(left)} for the arena, after {show_size(plan.predictions.overhead_bytes)} of overhead"
         f" ({OVERHEAD}).",
         cut(

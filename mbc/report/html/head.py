@@ -13,7 +13,7 @@ from mbc.report.collectives import ranks_text
 from mbc.report.figure_names import figure_name
 from mbc.report.step_times import range_text
 from mbc.report.tables import OVERHEAD, profile_of, time_cell
-from mbc.units import show_size
+from mbc.units import show_given, show_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _memory_note(plan: Plan) -> str:
     ahead = f" + {show_size(ahead_bytes)} prefetch" if ahead_bytes else ""
     return (
         f"{show_size(p.arena_bytes)} arena + {show_size(p.overhead_bytes)} overhead ({OVERHEAD}){ahead}; budget"
-        f" {show_size(plan.budget_bytes)}"
+        f" {show_given(plan.budget_bytes)}"
     )
 
 
