@@ -6,13 +6,16 @@ the best estimate is compared with the fastest measured candidate that may take 
 and deterministic if the estimate is. Candidates without workspace are compared separately. Two more comparisons follow:
 times interpolated between measured sizes, and times scaled from larger sizes. Needs no GPU.
 
-    python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP | --missing]
+    python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP ... | --missing]
+                                    [--unchanged KERNEL ...]
     python benchmarks/calibrate.py --profile FILE --check
 
 Use a profile as it was measured: the profile that comes with mbc has only what planning can use. `--write` writes the
-result to mbc/data/estimates.json, where mbc reads it. With `--only` it writes only the groups whose names begin with
+result to mbc/data/estimates.json, where mbc reads it. With `--only` it writes only the groups whose names begin with a
 GROUP. `--missing` adds the classes that the file lacks, from a profile of any GPU. `--check` fits nothing: it reports
-the errors of the current shares on all requests of a profile, for example of a GPU that the fit has not seen.
+the errors of the current shares on all requests of a profile, for example of a GPU that the fit has not seen. Limits of
+a family of kernels are fitted in posing only; a profile of a GPU that does not pose adds factors of single kernels.
+`--unchanged` names kernels whose version was raised without a change of their code: times of earlier versions count.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import record  # before what needs mbc, which it finds where that is not installed
-from calibrate_fit import LEAST_LAYERS, fitted, ratios, samples
+from calibrate_fit import LEAST_LAYERS, Sample, fitted, ratios, samples
 from calibrate_sizes import interpolated, scaled_times
 
 from mbc.hardware.spec import DeviceSpec, spec_like
@@ -42,11 +45,11 @@ from mbc.profile.read_profile import read_profile
 COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error| p90")
 
 
-def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
+def calibrate(profile: Profile, unchanged: Container[str] = ()) -> tuple[Calibration, list[dict[str, Any]]]:
     """Return the calibration, and a row for each group with the errors on the requests that the fit has not seen."""
     device = device_of(profile)
-    result = list(samples(profile, device))
-    shares = fitted(result)
+    result = list(samples(profile, device, unchanged))
+    shares = fitted(result, families_of(result, device))
     by_group = ratios(result, shares)
     if between_sizes := interpolated(profile):
         by_group[INTERPOLATED] = between_sizes
@@ -70,6 +73,14 @@ def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
 def device_of(profile: Profile) -> DeviceSpec:
     """Return the GPU of a profile, which may pose as another architecture, with what the profile says of it."""
     return calibrated(spec_like(profile.identity.gpu, profile.identity.architecture), profile)
+
+
+def families_of(result: Sequence[Sample], device: DeviceSpec) -> dict[str, Shares]:
+    """Return the shares that ship of the families in the samples, unless the GPU poses: then they are fitted anew."""
+    if device.poses:
+        return {}
+    families = {s.effort.family for s in result} & shipped().shares.keys()
+    return {family: shipped().shares[family] for family in families}
 
 
 def row(name: str, spread: Spread) -> dict[str, Any]:
@@ -102,12 +113,12 @@ def _rounded(value: Shares | Spread) -> list[float]:
     return [round(figure, 4) for figure in astuple(value)]
 
 
-def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
-    """Return `old`, in which the groups of `new` whose names begin with `group` replace the old ones."""
+def put_into(old: Calibration, new: Calibration, *groups: str) -> Calibration:
+    """Return `old`, in which the groups of `new` whose names begin with one of `groups` replace the old ones."""
 
     def mixed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in before.items() if not name.startswith(group)}
-        return kept | {name: value for name, value in now.items() if name.startswith(group)}
+        kept = {name: value for name, value in before.items() if not name.startswith(groups)}
+        return kept | {name: value for name, value in now.items() if name.startswith(groups)}
 
     return replace(old, shares=mixed(old.shares, new.shares), spreads=mixed(old.spreads, new.spreads))
 
@@ -120,11 +131,15 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
     workspace stay unchanged, because a profile has only their decisive measurements. A group gets an error spread if it
     had none and enough requests were compared.
 
-    Classes of a family (`Effort.family`) replace earlier ones: no profile of a GPU that does not pose has them.
+    Classes of a family (`Effort.family`) replace earlier ones if the profile is of a GPU that poses.
     """
-    result = list(samples(profile, device_of(profile)))
+    device = device_of(profile)
+    result = list(samples(profile, device))
     groups = {s.effort.key: s for s in result}
-    of_family = {name for s in result if s.effort.family for name in (s.effort.key, s.effort.group, s.effort.family)}
+    of_family = {
+        name for s in result if device.poses and s.effort.family
+        for name in (s.effort.key, s.effort.group, s.effort.family)
+    }  # fmt: skip
     # Statistics in the epilogue gain nothing by an estimate (decision 026), except in a family of kernels (083).
     unfit = {
         name for s in result if s.kind == WITH_STATISTICS and not s.effort.family
@@ -139,7 +154,8 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
             return False
         return not key.startswith(f"{OWN.name} ") or " ".join(key.split()[:2]) not in old.shares
 
-    added = {key: share for key, share in fitted(result).items() if is_missing(key)}
+    families = families_of(result, device)
+    added = {key: share for key, share in fitted(result, families).items() if is_missing(key)}
     shares = {**old.shares, **added}
     by_group = {
         name: Spread.of(group) for name, group in sorted(ratios(result, shares).items()) if len(group) >= LEAST_LAYERS
@@ -168,8 +184,9 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, default=bundled_path("NVIDIA H200"))
     parser.add_argument("--write", action="store_true", help="into the package's data")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
+    which.add_argument("--only", nargs="+", metavar="GROUP", help="write the groups that begin so, keep the others")
     which.add_argument("--missing", action="store_true", help="write the groups that are not there, keep the others")
+    parser.add_argument("--unchanged", nargs="*", default=(), metavar="KERNEL", help="count earlier versions of these")
     which.add_argument("--check", action="store_true", help="compare the shares that ship, fit nothing")
     arguments = parser.parse_args()
     if arguments.check and arguments.write:
@@ -183,15 +200,21 @@ def main() -> None:
         record.write(f"calibrate_check_{of}", rows, profile=vars_of(profile))
         record.show(rows, COLUMNS)
         return
-    calibration, rows = add_missing(shipped(), profile) if arguments.missing else calibrate(profile)
-    shares = {key: astuple(share) for key, share in calibration.shares.items()}
-    name = f"calibrate_missing_{of}" if arguments.missing else "calibrate"
+    if arguments.missing:
+        calibration, rows = add_missing(shipped(), profile)
+    else:
+        calibration, rows = calibrate(profile, arguments.unchanged)
+    groups = tuple(arguments.only or ("",))
+    rows = [row for row in rows if row["name"].startswith(groups)]
+    shares = {key: astuple(share) for key, share in calibration.shares.items() if key.startswith(groups)}
+    name = f"calibrate_{'missing' if arguments.missing else 'only'}_{of}"
+    name = name if arguments.missing or arguments.only else "calibrate"
     path = record.write(name, rows, profile=vars_of(profile), shares=shares)
     record.show(rows, COLUMNS)
     if arguments.write:
         put = calibration
         if arguments.only:
-            put = put_into(shipped(), calibration, arguments.only)
+            put = put_into(shipped(), calibration, *arguments.only)
         (record.ROOT / "mbc" / "data" / ESTIMATES_FILE).write_text(text(put), encoding="utf-8")
     print(path.name)
 

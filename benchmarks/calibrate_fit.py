@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -66,12 +66,15 @@ class Sample:
         return f"{self.effort.group} {WITHOUT_WORKSPACE}" if self.bare else self.effort.group
 
 
-def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
+def samples(profile: Profile, device: DeviceSpec, unchanged: Container[str] = ()) -> Iterator[Sample]:
     """Yield the measurements of a profile that a fit can use.
 
-    Profiling leaves out layouts of sizes that gain nothing, and kernels that are far slower.
+    Profiling leaves out layouts of sizes that gain nothing, and kernels that are far slower. Kernels named `unchanged`
+    also count with the times of their earlier versions.
     """
-    for key, measurements in profile.measurements.items():
+    for key in dict.fromkeys((*profile.measurements, *profile.earlier)):
+        earlier = (m for m in profile.earlier.get(key, ()) if m.name in unchanged)
+        measurements = (*profile.measurements.get(key, ()), *earlier)
         request = read_signature(key)
         layer = signature(with_rows(request, 0))
         tested = hashlib.sha256(layer.encode()).digest()[0] % 2 == 1
@@ -121,8 +124,9 @@ def fit(items: Sequence[Sample]) -> Shares:
     return Shares(*(round(figure, 4) for figure in best[1:]))
 
 
-def fitted(items: Sequence[Sample]) -> dict[str, Shares]:
-    """Return the shares of each class of work in the samples."""
+def fitted(items: Sequence[Sample], families: Mapping[str, Shares] | None = None) -> dict[str, Shares]:
+    """Return the shares of each class of work in the samples, and those of `families`, which are given."""
+    given = families or {}
     classes: dict[str, list[Sample]] = defaultdict(list)
     for sample in items:
         if not sample.tested:
@@ -130,9 +134,11 @@ def fitted(items: Sequence[Sample]) -> dict[str, Shares]:
             if sample.provider == OWN.name:  # for layouts, and for kernels, that the profile has too little of
                 classes[sample.effort.group].append(sample)
                 classes[common_key(sample)].append(sample)
-    shares: dict[str, Shares] = {}
+    shares: dict[str, Shares] = dict(given)
     # Shares of all kernels of mbc, or of a family, come before those of each kernel.
     for key, group in sorted(classes.items(), key=lambda entry: (entry[0] != common_key(entry[1][0]), entry[0])):
+        if key in given:
+            continue
         measured = [s for s in group if s.measured_us is not None]
         enough = len({s.layer for s in measured}) >= (1 if group[0].provider == OWN.name else LEAST_LAYERS)
         if enough and (not group[0].bare or len(measured) >= LEAST_FOUND * len(group)):

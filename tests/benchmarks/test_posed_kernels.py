@@ -125,7 +125,8 @@ def test_steps_are_examined_as_older_gpus() -> None:
 def test_only_requests_of_kernels_by_mma_sync_are_measured() -> None:
     kinds = {need.undivided.kind for need in posed_kernels.needs_of(replace(SMALL, gpu="h200@sm_80"), H200_AS_SM_80)}
     assert {"convolution", "convolution+batch_statistics"} <= kinds and "relu" not in kinds
-    assert not posed_kernels.needs_of(replace(SMALL, gpu="h200"), find_spec("h200"))
+    on_its_own = posed_kernels.needs_of(replace(SMALL, gpu="h200"), find_spec("h200"))
+    assert {need.undivided.inputs[0].shape[1] for need in on_its_own} == {3}  # stems are by mma.sync on any GPU
     assert [job.gpu for job in posed_kernels.jobs("sm_86", "auto")] == ["auto@sm_86"] * 4
 
 

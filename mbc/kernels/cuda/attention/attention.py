@@ -10,7 +10,7 @@ from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.calibration import mma_sync_tflops
 from mbc.kernels.cuda.base import (
     REDUCTION_BLOCKS,
     Layouts,
@@ -19,6 +19,7 @@ from mbc.kernels.cuda.base import (
     always,
     gemm_us,
     layout_code,
+    moved_us,
     no_workspace,
     type_code,
 )
@@ -29,9 +30,9 @@ from mbc.ops.attention import Attention, Sizes, biased, products_of, sizes
 DEPTHS = (32, 64, 96, 128, 256)  # channels of a head that kernels are compiled for
 MMA_DEPTH = 128
 FMA_SHARE = 0.08  # share of the peak, not measured yet
-# Share of the 85 % of the peak that calibration leaves without a profile. Measured on an H100 with 64 images of
-# ViT-B/16 and DeiT-S: 92 to 100 TFLOP/s of whole tiles.
-MMA_SHARE = 0.14
+# Share of the rate that convolutions by mma.sync reach. Measured on an H100 with 64 images of ViT-B/16 and DeiT-S: 92
+# to 100 TFLOP/s of whole tiles.
+MMA_SHARE = 0.27
 # Products of the size of the scores. The backward pass computes the scores, and dy by the values, for queries and again
 # for keys.
 PRODUCTS = {"attention": 2, "attention_backward": 7, "attention_backward_bias": 2}
@@ -175,16 +176,19 @@ def tiled_operations(request: Request, products: int, queries: int, keys: int) -
     return whole // 2 if a.causal else whole
 
 
-def _time_us(tensor_cores: bool) -> Callable[[Request, DeviceSpec], float]:
-    def time_us(request: Request, device: DeviceSpec) -> float:
-        products = PRODUCTS[request.kind]
-        if not tensor_cores:
-            operations = products_of(attention_of(request)[0], request.inputs, products)
-            return gemm_us(request, device, operations, device.fp32_tflops, FMA_SHARE)
-        operations = tiled_operations(request, products, *_tile(request, tensor_cores)[:2])
-        return gemm_us(request, device, operations, peak_tflops(device, request.precision), MMA_SHARE)
+def mma_us(request: Request, device: DeviceSpec, operations: int, share: float) -> float:
+    """Return the time of products by mma.sync at this share of the rate that convolutions by mma.sync reach."""
+    return operations / (mma_sync_tflops(device, request.precision) * 1e6 * share)
 
-    return time_us
+
+def _arithmetic_us(request: Request, device: DeviceSpec) -> float:
+    operations = tiled_operations(request, PRODUCTS[request.kind], *_tile(request, tensor_cores=True)[:2])
+    return mma_us(request, device, operations, MMA_SHARE)
+
+
+def _fma_us(request: Request, device: DeviceSpec) -> float:
+    operations = products_of(attention_of(request)[0], request.inputs, PRODUCTS[request.kind])
+    return gemm_us(request, device, operations, device.fp32_tflops, FMA_SHARE)
 
 
 def _ordered(request: Request) -> list[bool]:
@@ -235,7 +239,8 @@ def _kernels(tensor_cores: bool) -> tuple[OwnKernel, ...]:
             scale_of,
             layouts=channels_last if tensor_cores else _layouts,
             workspace=workspace,
-            time_us=_time_us(tensor_cores),
+            time_us=moved_us if tensor_cores else _fma_us,
+            arithmetic_us=_arithmetic_us if tensor_cores else None,
             launches=launches,
             accumulates=kind == "attention_backward_bias",
             operands=OPERANDS[kind] + (" dots" if kind == "attention_backward" else ""),

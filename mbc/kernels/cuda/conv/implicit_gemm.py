@@ -163,7 +163,8 @@ def _filter_bytes_us(request: Request, device: DeviceSpec) -> float:
 def _filter_arithmetic_us(request: Request, device: DeviceSpec) -> float:
     gemm = _filter_gemm(request)
     depth = math.ceil(gemm.stages / gemm.blocks) * mma_gemm.CHANNELS
-    return mma_gemm.tiles_us(request, device, gemm.tiles * gemm.blocks, gemm.tile_filters * gemm.tile_columns * depth)
+    multiply_adds = gemm.tile_filters * gemm.tile_columns * depth
+    return mma_gemm.tiles_us(request.precision, device, gemm.tiles * gemm.blocks, multiply_adds)
 
 
 FORWARD = OwnKernel(

@@ -103,8 +103,8 @@ def _arithmetic_us(request: Request, device: DeviceSpec) -> float:
     tile = mma_gemm.tile_filters(columns)
     tiles = _tiles(request) * mma_gemm.padded_filters(columns) // tile
     of_a_tap = mma_gemm.PIXELS * tile * channels
-    rounds = mma_gemm.tiles_us(request, device, tiles * len(taps), of_a_tap) * sum(taps) / len(taps)
-    return max(rounds, mma_gemm.tiles_us(request, device, 1, of_a_tap) * max(taps))
+    rounds = mma_gemm.tiles_us(request.precision, device, tiles * len(taps), of_a_tap) * sum(taps) / len(taps)
+    return max(rounds, mma_gemm.tiles_us(request.precision, device, 1, of_a_tap) * max(taps))
 
 
 KERNELS = (

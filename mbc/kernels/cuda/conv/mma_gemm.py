@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import mma_sync_tflops
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS
@@ -91,17 +92,17 @@ def arithmetic_us(request: Request, device: DeviceSpec, pixels: int, filters: in
         depth: Multiply-adds for each element of the result.
     """
     tiles = math.ceil(pixels / PIXELS) * (padded_filters(filters) // tile_filters(filters))
-    return tiles_us(request, device, tiles, PIXELS * tile_filters(filters) * depth)
+    return tiles_us(request.precision, device, tiles, PIXELS * tile_filters(filters) * depth)
 
 
-def tiles_us(request: Request, device: DeviceSpec, tiles: int, multiply_adds: int) -> float:
+def tiles_us(precision: Precision, device: DeviceSpec, tiles: int, multiply_adds: float) -> float:
     """Return the time of a number of tiles, at the peak rate of mma.sync, in microseconds.
 
     Args:
-        request: The operation, whose precision selects the rate.
+        precision: The precision of the products, which selects the rate.
         device: The GPU, whose multiprocessors compute the tiles in rounds.
         tiles: The number of tiles.
         multiply_adds: Multiply-adds for each tile.
     """
     computed = math.ceil(tiles / device.multiprocessors) * device.multiprocessors * multiply_adds
-    return 2 * computed / (mma_sync_tflops(device, request.precision) * 1e6)
+    return 2 * computed / (mma_sync_tflops(device, precision) * 1e6)

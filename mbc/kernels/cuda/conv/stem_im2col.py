@@ -162,6 +162,7 @@ def _by_im2col(kernel: OwnKernel, launcher: str, file: str) -> OwnKernel:
         integers=_arguments,
         shared=shared_bytes,
         time_us=_time_us,
+        arithmetic_us=None,
         needs=Instruction.WGMMA,
         aligned=True,
         version=1,

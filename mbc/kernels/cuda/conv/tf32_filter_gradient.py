@@ -9,8 +9,8 @@ from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, shared_of
+from mbc.kernels.calibration import mma_sync_tflops
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, shared_of
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
 # The constants up to SHARED_BYTES are equal to those in the source.
@@ -19,8 +19,6 @@ COLUMNS = 32  # columns of the output in a strip, which a block walks down
 ROWS = 14  # most rows of the output in a strip
 PITCH = CHANNELS + 8  # words of a pixel in shared memory
 SHARED_BYTES = (5 * (COLUMNS + 2) + 3 * COLUMNS) * PITCH * 4  # five rows of the image, three of the gradient
-# Share of the peak, measured on an H200: mma.sync instead of wgmma, and half of the time passes around the products.
-TENSOR_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +70,10 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
     return _parts(request) * request.outputs[0].size_bytes
 
 
-def _time_us(request: Request, device: DeviceSpec) -> float:
+def _arithmetic_us(request: Request, device: DeviceSpec) -> float:
     conv = ConvOperands.of(request)
     operations = 2 * conv.features.elements * math.prod(conv.weight.shape[1:])
-    return gemm_us(request, device, operations, peak_tflops(device, Precision.TF32), TENSOR_SHARE)
+    return operations / (mma_sync_tflops(device, Precision.TF32) * 1e6)
 
 
 KERNELS = (
@@ -86,7 +84,7 @@ KERNELS = (
         _arguments,
         layouts=channels_last,
         workspace=_partial_bytes,
-        time_us=_time_us,
+        arithmetic_us=_arithmetic_us,
         launches=2,
         accumulates=True,
         launcher="convolution_backward_filter_tf32",
