@@ -134,6 +134,8 @@ def fitted(items: Sequence[Sample], families: Mapping[str, Shares] | None = None
             if sample.provider == OWN.name:  # for layouts, and for kernels, that the profile has too little of
                 classes[sample.effort.group].append(sample)
                 classes[common_key(sample)].append(sample)
+            elif not sample.bare:
+                classes[sample.effort.common].append(sample)
     shares: dict[str, Shares] = dict(given)
     # Shares of all kernels of mbc, or of a family, come before those of each kernel.
     for key, group in sorted(classes.items(), key=lambda entry: (entry[0] != common_key(entry[1][0]), entry[0])):

@@ -42,6 +42,7 @@ _TILE = 64  # rows and columns of the GEMM tile that one multiprocessor computes
 _DEPTH = 1024  # a GEMM with a smaller K does not split K
 _LEAST_BUSY = 0.02  # smaller tiles spread small GEMMs over the GPU
 
+OWN = "mbc"  # the provider of mbc's own kernels
 WITHOUT_WORKSPACE = "no_workspace"  # the variant of candidates without workspace
 ALL = "all"  # the spread over every group of candidates with workspace
 INTERPOLATED = "interpolated"  # the spread of times interpolated between two measured sizes of a profile
@@ -73,6 +74,12 @@ class Effort:
     def key(self) -> str:
         """Name of the call's group and variant in `Calibration.shares`."""
         return f"{self.group} {self.variant}".rstrip()
+
+    @property
+    def common(self) -> str:
+        """Name of the variant in all passes of a library together; the provider of mbc's own kernels."""
+        provider, *_, precision = self.group.split()
+        return provider if provider == OWN else f"{provider} {precision} {self.variant}"
 
     def time_us(self, shares: Shares) -> float:
         """Return the estimated time of the call with these shares of the ceilings."""
@@ -167,10 +174,10 @@ class Calibration:
 def shares_of(shares: Mapping[str, Shares], effort: Effort) -> Shares:
     """Return the shares fitted to the work's variant, its group or its family, or unfitted shares if there are none.
 
-    Groups of mbc's own kernels are named after the kernel. All kernels of a provider are the family of those without
-    one.
+    Groups of mbc's own kernels are named after the kernel. All of them are the family of those without one. The family
+    of a library's pass is the variant in all passes.
     """
-    fitted = (shares.get(key) for key in (effort.key, effort.group, effort.family or effort.group.split()[0]))
+    fitted = (shares.get(key) for key in (effort.key, effort.group, effort.family or effort.common))
     return next((share for share in fitted if share is not None), None) or unfitted(effort)
 
 
@@ -178,7 +185,7 @@ def unfitted(effort: Effort) -> Shares:
     """Return shares chosen by judgement, for work that no profile contains."""
     if effort.family:
         return Shares(0.6, 0.85, 1.7)
-    if effort.group.startswith("mbc "):
+    if effort.group.startswith(f"{OWN} "):
         return Shares(1.0, 0.85, 2.0)
     if not effort.variant.startswith(WITHOUT_WORKSPACE):
         # Where channels do not fill a load, engines copy them to a padded tensor, which is mostly zeros.
@@ -222,8 +229,8 @@ def group(provider: str, kind: str, precision: Precision) -> str:
 
     bf16 and fp16 run at one speed. mbc's own kernels are bound by memory in every precision.
     """
-    if provider == "mbc":
-        return f"mbc {kind}"
+    if provider == OWN:
+        return f"{OWN} {kind}"
     half = precision in (Precision.BF16, Precision.FP16)
     return f"{provider} {kind} {'half' if half else precision.value}"
 

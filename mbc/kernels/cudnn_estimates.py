@@ -18,6 +18,9 @@ _SLACK_BYTES = 4096  # pointers, counters and alignment of parts
 # On an H100 in bf16 the rate of groups of 4 to 32 channels was proportional to their channels. Extended to 128 channels
 # it is the rate of a convolution without groups.
 _GROUP_TILE_CHANNELS = 128
+# Groups whose number of channels is no power of two. On an H200 and an H100 in bf16, AlexNet's groups of 48 and of 192
+# channels had one rate, 230 to 260 TFLOP/s. The workspace held copies of image and result.
+_COPIED_TILE_CHANNELS, COPIED = 64, "grouped copied"
 # On an H200 in fp16, nnU-Net's convolutions to 32 channels took 2.3 to 2.5 times as long as those to 128 channels
 # with as many operations (filter gradients 3.2 to 4.3 times), and those to 64 channels 1.3 to 1.5 times as long.
 _VOLUME_TILE_CHANNELS = 96
@@ -97,8 +100,11 @@ def is_natural(shapes: Shapes, number: int, layout: Layout, precision: Precision
 def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> str:
     """Return the variant of the estimate: how engines access the operands."""
     strided = number == 1 and set(shapes.attributes.stride) != {1}
-    if shapes.depthwise or shapes.attributes.groups > 1:
-        return "depthwise" if shapes.depthwise else "grouped strided" if strided else "grouped"
+    if shapes.depthwise:
+        return "depthwise"
+    if shapes.attributes.groups > 1:
+        half, channels = precision in (Precision.BF16, Precision.FP16), shapes.filter.shape[1]
+        return "grouped strided" if strided else COPIED if half and channels & (channels - 1) else "grouped"
     multiple = channel_multiple(precision)
     if any(channels % multiple for channels in shapes.filter.shape[:2]):
         return "unaligned"
@@ -112,13 +118,15 @@ def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
     return "strided" if strided else "straight"
 
 
-def _filling(shapes: Shapes, number: int) -> float:
+def _filling(shapes: Shapes, number: int, variant: str) -> float:
     """Return the operations that tensor cores execute, divided by those that the convolution needs.
 
     Narrow groups are blocks on the diagonal of a GEMM of whole tiles. Engines for volumes have wide tiles, which few
     channels of the result do not fill.
     """
     filters, channels, *kernel = shapes.filter.shape
+    if variant == COPIED:
+        return padded(channels, _COPIED_TILE_CHANNELS) / channels
     if shapes.attributes.groups > 1:
         return 1.0 if shapes.depthwise else max(1.0, _GROUP_TILE_CHANNELS / channels)
     columns = (filters, channels, min(filters, channels))[number]
@@ -135,7 +143,7 @@ def effort_of(
     direct = bare and variant not in ("straight", "strided")
     peak = device.fp32_tflops if direct else peak_tflops(device, precision)
     half = precision in (Precision.BF16, Precision.FP16)
-    filling = _filling(shapes, number) if half and not direct and variant != "unaligned" else 1.0
+    filling = _filling(shapes, number, variant) if half and not direct and variant != "unaligned" else 1.0
     share = busy(*shapes.product(number), device)
     moved_bytes = shapes.filter.size_bytes + shapes.result.size_bytes + shapes.touched_bytes(number)
     return Effort(
