@@ -12,7 +12,8 @@ counted once, divided by the copy bandwidth. The two are added, because kernels 
 Kernels of mbc that declare arithmetic and bytes separately overlap them, so the longer of the two counts. All such
 kernels with the same instructions are a `family`, to whose shares each kernel adds one factor. The peak is that of
 these instructions (`mma_sync_tflops`). So a family that was measured on one GPU, which may pose as an older one, gives
-estimates for all GPUs with its instructions.
+estimates for all GPUs with its instructions. A pass of a library with too few measured layers has the shares of all
+passes together.
 
 `benchmarks/calibrate.py` fits the shares to half of the layers of a profile and computes the errors on the other half;
 estimates.json holds both. On a GPU other than that of the profile the same shares are applied to that GPU's own peaks,

@@ -122,6 +122,16 @@ def test_rare_classes_are_not_fitted() -> None:
     assert "cudnn convolution half straight" in result.shares
 
 
+def test_times_of_earlier_versions_count_for_kernels_with_unchanged_code() -> None:
+    profile = made_up(rows=(8,))
+    relus = {key: times for key, times in profile.measurements.items() if read_signature(key).kind == "relu"}
+    others = {key: times for key, times in profile.measurements.items() if key not in relus}
+    old = replace(profile, measurements=others, earlier=relus)
+    assert not [s for s in samples(old, H200) if s.effort.group == "mbc relu"]
+    assert set(samples(old, H200, ("relu",))) == set(samples(profile, H200))
+    assert "mbc relu" in calibrate(old, ("relu",))[0].shares and "mbc relu" not in calibrate(old)[0].shares
+
+
 def test_slower_candidates_and_refused_ones_do_not_count(exact: Profile) -> None:
     worse = {
         key: tuple(

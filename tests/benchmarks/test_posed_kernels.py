@@ -81,6 +81,17 @@ def test_another_profile_replaces_the_shares_of_a_family() -> None:
     assert add_missing(stale, posed())[0].shares == add_missing(old, posed())[0].shares
 
 
+def test_only_a_gpu_that_poses_fits_what_a_family_has_in_common() -> None:
+    """A profile of the GPU as it is adds factors of single kernels to the shares that ship."""
+    itself = replace(posed(), identity=replace(posed().identity, gpu=find_spec("a100-80").name))
+    new, _ = calibrate(itself)
+    ours, alone = calibration().shares[FAMILY], new.shares["mbc implicit_gemm"]
+    assert new.shares[FAMILY] == ours and alone.arithmetic / alone.memory == pytest.approx(
+        ours.arithmetic / ours.memory, rel=1e-3
+    )
+    assert add_missing(calibration(), itself)[0] == calibration()
+
+
 @pytest.mark.parametrize("gpu", ["rtx-3060", "a10", "a100-80", "rtx-4090", "h200@64@sm_80"])
 def test_gpus_without_a_profile_get_shares_of_their_own_peak_and_bandwidth(gpu: str) -> None:
     new, device = add_missing(calibration(), posed())[0], find_device(gpu)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import device_specs, find_spec
 from mbc.hardware.target import find_device
 from mbc.ir.types import DType, Layout, Precision, TensorType
@@ -30,13 +33,17 @@ from mbc.kernels.calibration import (
 )
 from mbc.kernels.convolution_shapes import PASSES, shapes_of
 from mbc.kernels.cublaslt import CUBLASLT
-from mbc.kernels.cuda import OWN
+from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cuda.conv import mma_gemm
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.kernels.providers import PROVIDERS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
+from mbc.profile.model import calibrated
+from mbc.profile.paths import bundled_path
+from mbc.profile.read_profile import read_profile
+from mbc.profile.signature import read_signature
 
 H200 = find_spec("h200")
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
@@ -242,6 +249,23 @@ def test_narrow_groups_are_computed_as_whole_tiles():
         assert 2 * one.arithmetic_us == pytest.approx(other.arithmetic_us), "as wide as a tile"
 
 
+def in_groups_of(channels: int, precision: Precision = Precision.BF16) -> Effort:
+    """Return the effort of a forward pass of four groups of this number of channels, with its workspace."""
+    request = grouped(4, precision)
+    image = TensorType((64, 4 * channels, 28, 28), precision.working)
+    weight = TensorType((256, channels, 3, 3), precision.working)
+    return efforts(replace(request, inputs=(image, weight)))[0]
+
+
+def test_groups_of_no_power_of_two_channels_are_a_class_of_their_own() -> None:
+    shares, variants = calibration().shares, {n: in_groups_of(n).variant for n in range(2, 200)}
+    assert all(variant == ("grouped copied" if n.bit_count() > 1 else "grouped") for n, variant in variants.items())
+    assert all(in_groups_of(24, exact).variant == "grouped" for exact in (Precision.FP32, Precision.TF32))
+    narrow, wide = in_groups_of(24), in_groups_of(192)
+    assert shares_of(shares, narrow) == shares_of(shares, wide) == shares["cudnn half grouped copied"]
+    assert 3 * narrow.arithmetic_us == pytest.approx(wide.arithmetic_us), "one tile of 64 channels, and three"
+
+
 def test_a_stride_makes_the_data_gradient_of_groups_slower():
     kind = "convolution_backward_data"
     assert {effort.variant for effort in efforts(grouped(32, stride=2, kind=kind))} == {"grouped strided"}
@@ -304,6 +328,30 @@ def test_a_kernel_by_mma_sync_waits_for_its_last_round_of_tiles() -> None:
     assert arithmetic_us(1) == arithmetic_us(28) == arithmetic_us(29) / 2 == arithmetic_us(56) / 2
     flops = 2 * 28 * mma_gemm.PIXELS * mma_gemm.FILTERS[0] * 576
     assert arithmetic_us(28) == pytest.approx(flops / (device.bf16_tflops * 1e6))
+
+
+def test_all_kernels_by_mma_sync_have_estimates_by_its_rate() -> None:
+    by_mma_sync = [kernel for kernel in KERNELS.values() if kernel.needs is Instruction.MMA_SYNC]
+    assert len(by_mma_sync) > 30
+    for kernel in by_mma_sync:
+        assert (kernel.arithmetic_us is None) == kernel.by_measurement, kernel.name
+
+
+def test_stems_take_as_long_as_a_gpu_that_no_fit_has_seen_measured() -> None:
+    """The shares were fitted to half of the layers of an H200; an H100 has another bandwidth."""
+    profile = read_profile(bundled_path("NVIDIA H100 80GB HBM3"))
+    device = calibrated(find_spec("h100"), profile)
+    errors: dict[str, list[float]] = defaultdict(list)
+    for key in {*profile.measurements, *profile.earlier}:
+        request = read_signature(key)
+        times_us = {m.name: m.time_us for m in (*profile.earlier.get(key, ()), *profile.measurements.get(key, ()))}
+        if any(name.startswith("stem_conv") for name in times_us):
+            for candidate, _ in OWN.estimated(request, device):
+                if candidate.name in times_us:
+                    errors[candidate.name].append(abs(times_us[candidate.name] / candidate.time_us - 1))
+    stems = {name: of_kernel for name, of_kernel in errors.items() if name.startswith("stem_conv")}
+    assert len(stems) == 4 and min(map(len, stems.values())) >= 15
+    assert all(median(of_kernel) < 0.2 for of_kernel in stems.values())
 
 
 def test_no_share_moves_more_bytes_than_a_cards_bandwidth_and_cache_allow() -> None:
