@@ -73,6 +73,7 @@ POSED: Columns = {
     "mbc, ms": entry("mbc_ms", ".2f"),
     "predicted, ms": entry("predicted_ms", ".2f"),
     "torch.compile, ms": entry("torch_ms", ".2f"),
+    "its variant": entry("torch_variant"),
     "speedup": entry("speedup", ".2f"),
     "launches of libraries": entry("library_launches", "d"),
 }

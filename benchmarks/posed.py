@@ -50,8 +50,8 @@ TORCH = "torch.compile"
 TIMEOUT_S = 3600.0
 LEAST, MEDIAN = 1.05, 1.25  # speedups of the ten networks
 COLUMNS = (
-    "name", "asked", "mbc_ms", "torch_ms", "speedup", "predicted_ms", "measured_share", "library_launches",
-    "same_mathematics",
+    "name", "asked", "mbc_ms", "torch_ms", "torch_variant", "speedup", "predicted_ms", "measured_share",
+    "library_launches", "same_mathematics",
 )  # fmt: skip
 
 
@@ -74,9 +74,21 @@ class Limits:
     modes: tuple[str, ...] = ("default",)
     variant: str = ""
 
-    def peers(self, precision: Precision) -> list[Contender]:
-        """Return the variants of `torch.compile` that are timed."""
-        return [peer for peer in contenders(TORCH, precision, True, self.modes) if self.variant in peer.variant]
+    @property
+    def variant_option(self) -> tuple[str, ...]:
+        """The option that names the word, if there is one."""
+        return (f"--variant '{self.variant}'",) if self.variant else ()
+
+    def variants(self, precision: Precision) -> list[Contender]:
+        """Return the variants of `torch.compile` that are timed.
+
+        Raises:
+            SystemExit: No name of a variant contains the word.
+        """
+        variants = [peer for peer in contenders(TORCH, precision, True, self.modes) if self.variant in peer.variant]
+        if not variants:
+            raise SystemExit(f"no variant of {TORCH} contains '{self.variant}': --variant \"CUDA graph\" is one")
+        return variants
 
 
 @dataclass(frozen=True)
@@ -192,7 +204,7 @@ def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
         precision = plan.graph.precision
         network = (case.network, case.settings)
         if network not in peers:
-            peers[network] = [(peer, run(peer)) for peer in limits.peers(precision)]
+            peers[network] = [(peer, run(peer)) for peer in limits.variants(precision)]
         again = run(Contender(MBC))
     tolerance = TOLERANCES[precision]
     entries = tuple(compared(peer, result, ours, tolerance) for peer, result in peers[network])
@@ -204,9 +216,8 @@ def timed(case: Case, limits: Limits, peers: Peers) -> dict[str, Any]:
         "planned_for": plan.target.gpu, "predicted_ms": plan.predictions.train_us / 1e3,
         "measured_share": plan.predictions.measured_share, "same_mathematics": result.fair,
         "asked": case.asked, "mbc_ms": mbc_ms, "torch_ms": torch_ms, "speedup": speedup,
-        "torch_variant": best and best.contender.variant, "library_launches": library_launches(plan),
-        "options": [f"--measure-for {limits.measure_for}", f"--modes {','.join(limits.modes)}",
-                    f"--variant '{limits.variant}'"],
+        "torch_variant": None if best is None else best.contender.variant, "library_launches": library_launches(plan),
+        "options": [f"--measure-for {limits.measure_for}", f"--modes {','.join(limits.modes)}", *limits.variant_option],
         "passed": speedup is not None and result.fair and speedup >= case.asked,
     }  # fmt: skip
 
@@ -244,6 +255,7 @@ def main() -> None:
         return
     need_gpu("--plan-only plans the steps without one")
     limits, peers = Limits(asked.measure_for, asked.most, tuple(asked.modes.split(",")), asked.variant), Peers()
+    limits.variants(Precision.BF16)  # before anything is compiled
     kept = results("posed", asked.again)
     for name in names:
         if not kept.done(name):

@@ -19,7 +19,8 @@ _SLACK_BYTES = 4096  # pointers, counters and alignment of parts
 # it is the rate of a convolution without groups.
 _GROUP_TILE_CHANNELS = 128
 # Groups whose number of channels is no power of two. On an H200 and an H100 in bf16, AlexNet's groups of 48 and of 192
-# channels had one rate, 230 to 260 TFLOP/s. The workspace held copies of image and result.
+# channels had one rate, 230 to 260 TFLOP/s. The workspace held copies of image and result, with each group padded to a
+# power of two. With less workspace RegNet's filter gradients (24 channels) took 1.7 to 22 times as long.
 _COPIED_TILE_CHANNELS, COPIED = 64, "grouped copied"
 # On an H200 in fp16, nnU-Net's convolutions to 32 channels took 2.3 to 2.5 times as long as those to 128 channels
 # with as many operations (filter gradients 3.2 to 4.3 times), and those to 64 channels 1.3 to 1.5 times as long.
@@ -64,16 +65,30 @@ def sums_bytes(shapes: Shapes, number: int) -> int:
     return widened + min(sums, _MOST_SUMS_BYTES) + _SLACK_BYTES
 
 
+def _has_copied_groups(shapes: Shapes, precision: Precision) -> bool:
+    """Return whether engines copy groups whose number of channels is no power of two."""
+    channels = shapes.filter.shape[1]
+    half = precision in (Precision.BF16, Precision.FP16)
+    return half and shapes.attributes.groups > 1 and not shapes.depthwise and channels & (channels - 1) != 0
+
+
+def _channels_of_copy(shapes: Shapes, channels: int, precision: Precision) -> int:
+    """Return the channels of a group in a copy, in which some channels are zeros."""
+    if _has_copied_groups(shapes, precision):
+        return 1 << (channels - 1).bit_length()
+    return padded(channels, channel_multiple(precision))
+
+
 def copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
     """Return the workspace for copies of the operands in the form that engines want.
 
     The copies are of all operands. Where half-precision operands have the right layout but channels that are not
     aligned, only the operands whose channels are not aligned are copied.
     """
-    multiple, groups, size = channel_multiple(precision), shapes.attributes.groups, shapes.image.dtype.size_bytes
+    groups, size = shapes.attributes.groups, shapes.image.dtype.size_bytes
     rows, channels, *pixels = shapes.image.shape
     filters, per_group, *kernel = shapes.filter.shape
-    wide, deep = padded(per_group, multiple), padded(filters // groups, multiple)
+    wide, deep = (_channels_of_copy(shapes, count, precision) for count in (per_group, filters // groups))
     image = rows * wide * groups * math.prod(pixels)
     filter_ = deep * groups * wide * math.prod(kernel)
     result = rows * deep * groups * math.prod(shapes.result.shape[2:])
@@ -103,8 +118,7 @@ def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
     if shapes.depthwise:
         return "depthwise"
     if shapes.attributes.groups > 1:
-        half, channels = precision in (Precision.BF16, Precision.FP16), shapes.filter.shape[1]
-        return "grouped strided" if strided else COPIED if half and channels & (channels - 1) else "grouped"
+        return "grouped strided" if strided else COPIED if _has_copied_groups(shapes, precision) else "grouped"
     multiple = channel_multiple(precision)
     if any(channels % multiple for channels in shapes.filter.shape[:2]):
         return "unaligned"

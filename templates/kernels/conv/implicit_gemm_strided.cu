@@ -162,7 +162,7 @@ struct GradientCopies {
       k.y = 0;
       if (++k.z < gemm.pixels.z.taps()) return begin_tap();
     }
-    gemm.pixels.next();
+    gemm.pixels.next();  // that was the last stage of the tile; a class without taps has one
     begin();
   }
 };
