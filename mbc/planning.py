@@ -85,9 +85,12 @@ def plan_tasks(tasks: Sequence[Task], stages: Stages) -> tuple[Plan, ...]:
         for task in further:
             rules = replace(task.constraints.rules, collectives=collectives, ctas=ctas, sum_layouts=layouts)
             task = replace(task, constraints=replace(task.constraints, rules=rules))
-            plans.append(_Planning(task, stages, first.device).plan())
+            plans.append(_TaskPlanner(task, stages, first.device).plan())
         stages.run("verify ranks", lambda: verify_ranks(plans))
         _check_host_memory(plans, first)
+    for task, plan in zip(tasks, plans, strict=True):
+        if not task.options.is_probe:
+            warn_without_room(plan, task.options.gpu)
     return tuple(plans)
 
 
@@ -100,7 +103,7 @@ def step_us_of(task: Task, stages: Stages, collectives_like: DeviceSpec) -> floa
         collectives_like: The GPU whose profile times collectives.
     """
     try:
-        return step_us(_Planning(task, stages, collectives_like).plan())
+        return step_us(_TaskPlanner(task, stages, collectives_like).plan())
     except BudgetError:
         return math.inf
 
@@ -123,24 +126,24 @@ def _plan_sharded_or_not(task: Task, stages: Stages) -> Plan:
     may matter, as SHARDS_GAIN and SHARDS_BYTES say, and not for a step that is far slower than that of another batch.
     """
     if task.sharded is None:
-        return _Planning(task, stages).plan()
+        return _TaskPlanner(task, stages).plan()
     try:
-        plan = _Planning(task, stages).plan()
+        plan = _TaskPlanner(task, stages).plan()
     except BudgetError as refusal:
         graph = task.sharded()
         lacking_bytes = refusal.needed_bytes - task.constraints.limits.budget_bytes
         freed_bytes = _states_bytes(task.graph) - _states_bytes(graph)
         if graph == task.graph or (task.options.is_probe and lacking_bytes > SHARDS_BYTES * freed_bytes):
             raise
-        return _Planning(replace(task, graph=graph), stages).plan()
-    step_us, options = plan.predictions.train_us, task.options
-    is_settled = step_us <= SHARDS_GAIN * plan.bounds.within_budget_us or step_us * SLOW_PROBE > options.slowest_us
+        return _TaskPlanner(replace(task, graph=graph), stages).plan()
+    train_us, options = plan.predictions.train_us, task.options
+    is_settled = train_us <= SHARDS_GAIN * plan.bounds.within_budget_us or train_us * SLOW_PROBE > options.slowest_us
     may_gain = saves_memory(plan) and not (options.is_probe and is_settled)
     graph = task.sharded() if may_gain else task.graph
     if graph == task.graph:
         return plan
     try:
-        sharded = _Planning(replace(task, graph=graph), stages).plan()
+        sharded = _TaskPlanner(replace(task, graph=graph), stages).plan()
     except BudgetError:
         return plan
     return min(plan, sharded, key=lambda one: one.predictions.train_us)
@@ -151,7 +154,7 @@ def _states_bytes(graph: TrainingGraph) -> int:
 
 
 @dataclass
-class _Planning:
+class _TaskPlanner:
     """Planning of one task: the search is repeated as long as new measurements may change the plan.
 
     Attributes:
@@ -166,7 +169,11 @@ class _Planning:
     collectives_like: DeviceSpec | None = None
 
     def plan(self) -> Plan:
-        """Return the plan, which the independent verifier has accepted."""
+        """Return the plan, which the independent verifier has accepted.
+
+        Raises:
+            BudgetError: There is no plan within the budget.
+        """
         options, stages = self.task.options, self.stages
         if options.node_link_gbit and self._host_gpus == self._ranks:
             warnings.warn("--node-link is ignored: all GPUs are in one machine (--gpus-per-node)", stacklevel=2)
@@ -174,12 +181,11 @@ class _Planning:
             stages.run("measure", self._measuring.begin)
         table = stages.run("find profile", self._tabulate)
         table, plan = self._search_with_micro_batches(table)
-        while self._measures_choices(table, plan):
+        while self._measure_choices(table, plan):
             table, plan = self._search_again()
         plan = self._beside_other_ranks(table, plan)
         plan = replace(plan, predictions=replace(plan.predictions, links=table.device.collectives.links_text))
         stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))
-        warn_without_room(plan, options.gpu)
         return plan
 
     @cached_property
@@ -199,8 +205,10 @@ class _Planning:
     def _may_fit(self) -> bool:
         """Return whether the shapes may fit the budget; if not, the search refuses them without measurements."""
         graph, device, constraints = self.task.graph, self.task.device, self.task.constraints
+        if not can_measure(device, self.task.options):
+            return True
         unmeasured_table = CandidateTable(graph, device, constraints.providers, None, constraints.rules)
-        return not can_measure(device, self.task.options) or may_fit(unmeasured_table, constraints.limits)
+        return may_fit(unmeasured_table, constraints.limits)
 
     def _tabulate(self) -> CandidateTable:
         """Return the kernels that can run each operation on this GPU, and their times by the current profile."""
@@ -218,7 +226,7 @@ class _Planning:
         return CandidateTable(graph, here, constraints.providers, profile, constraints.rules)
 
     def _search(self, table: CandidateTable) -> Plan:
-        """Decide everything.
+        """Return the fastest plan that the search finds within the limits.
 
         `search` refuses budgets that no plan can meet, then runs these stages in a loop, each a package of
         mbc/optimize: candidates (kernels of each operation) -> fusion -> selection (kernel, layout, micro-batches) ->
@@ -236,19 +244,19 @@ class _Planning:
         """Search, and search again if micro-batches matter: if memory costs time or nothing fits."""
         try:
             plan = self.stages.run("search", lambda: self._search(table), dump_plan)
-            if may_gain_by_micro_batches(plan) and self._measures_micro_batches():
+            if may_gain_by_micro_batches(plan) and self._measure_micro_batches():
                 return self._search_again()
         except BudgetError:
-            if not self._measures_micro_batches():
+            if not self._measure_micro_batches():
                 raise
             return self._search_again()
         return table, plan
 
-    def _measures_micro_batches(self) -> bool:
-        """Measure micro-batches, and return whether there were any to measure."""
+    def _measure_micro_batches(self) -> bool:
+        """Measure micro-batches, and return whether there were any."""
         return self._measuring.has_more and self.stages.run("measure micro-batches", self._measuring.micro_batches)
 
-    def _measures_choices(self, table: CandidateTable, plan: Plan) -> bool:
+    def _measure_choices(self, table: CandidateTable, plan: Plan) -> bool:
         """Measure the requests that the plan chose by uncertain times, and return whether there were any.
 
         Such times are interpolated between two measured sizes or scaled from larger ones; are those of kernels that
