@@ -20,10 +20,10 @@ from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
 from mbc.plan.model import Plan
 from mbc.units import UNIT_BYTES, show_distinct
 
-# Judgement: a precision is named with its cost where the peak rate in 16 bits is at least so many times as high.
-COSTLY = 3.0
+# Judgement: warn where matrix products in 16 bits are at least this many times as fast.
+COSTLY_RATIO = 3.0
 # Judgement: a desktop with a browser takes up to this much of a GPU's memory.
-ROOM_BYTES = 10**9
+RESERVED_FOR_DISPLAY_BYTES = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,15 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
             "MBC206", f"there is no technique '{unknown[0]}' to leave out", f"name some of {', '.join(TECHNIQUES)}"
         )
     on_cpu = lowered.precision is Precision.FP64
-    slower, faster = device.fp16_tflops / device.fp32_tflops, "bf16" if device.has_bf16 else "fp16"
-    if slower >= COSTLY and not _has_tensor_cores(device, lowered.precision, lowered.allow_emulated_fp32):
+    ratio, half_precision = device.fp16_tflops / device.fp32_tflops, "bf16" if device.has_bf16 else "fp16"
+    if ratio >= COSTLY_RATIO and not _has_tensor_cores(device, lowered.precision, lowered.allow_emulated_fp32):
+        name = f"{device.name} ({device.architecture})"
+        reason = f"{name} has no tensor cores for {lowered.precision}: matrix products run without them and"
+        if lowered.precision is Precision.FP32:  # possible on tensor cores by emulation, which the user may forbid
+            reason = f"fp32 runs without tensor cores on {name}: matrix products"
         warnings.warn(
-            f"{device.name} ({device.architecture}) has no tensor cores for {lowered.precision}: matrix products run "
-            f"without them and take up to {slower:.1f} times as long as in {faster} (--set train.precision={faster})",
+            f"{reason} take up to {ratio:.1f} times as long as in {half_precision} "
+            f"(--set train.precision={half_precision})",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -70,9 +74,9 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     host_bytes = free_host_bytes(device, options.gpu, modules) if lowered.host_bytes is None else lowered.host_bytes
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     if device.memory_bytes < budget_bytes < UNLIMITED_BYTES and not on_cpu:
-        has, asked = show_distinct(device.memory_bytes, budget_bytes)
+        memory, budget = show_distinct(device.memory_bytes, budget_bytes)
         warnings.warn(
-            f"memory.device = {asked} is more than the {has} of the {device.name}: a plan that "
+            f"memory.device = {budget} is more than the {memory} of the {device.name}: a plan that "
             "needs more than the GPU has cannot be loaded on it",
             RuntimeWarning,
             stacklevel=2,
@@ -90,7 +94,7 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
 
 
 def _has_tensor_cores(device: DeviceSpec, precision: Precision, allow_emulated_fp32: bool) -> bool:
-    """Return whether matrix products in a precision run on the GPU's tensor cores, alone or by three fp16 products."""
+    """Return whether matrix products in this precision use tensor cores, directly or by emulation of fp32."""
     if precision in (Precision.BF16, Precision.TF32):
         return device.has(Instruction.MMA_SYNC)
     emulated = allow_emulated_fp32 and device.has(Instruction.WGMMA)
@@ -98,20 +102,23 @@ def _has_tensor_cores(device: DeviceSpec, precision: Precision, allow_emulated_f
 
 
 def warn_without_room(plan: Plan, gpu: str) -> None:
-    """Warn of a plan that takes nearly all memory of a GPU, of which the driver did not say how much is free.
+    """Warn where a plan leaves less than 1 GB of the GPU's memory and the driver did not report how much is free.
 
     Args:
         plan: A plan for one GPU.
         gpu: The GPU that was asked for, as in `Options`.
     """
-    device, needed_bytes = plan.target.device, plan.predictions.arena_bytes + plan.predictions.overhead_bytes
-    if plan.budget_bytes != device.memory_bytes or needed_bytes + ROOM_BYTES <= device.memory_bytes:
+    device, overhead_bytes = plan.target.device, plan.predictions.overhead_bytes
+    needed_bytes = plan.predictions.arena_bytes + overhead_bytes
+    if plan.budget_bytes != device.memory_bytes or needed_bytes + RESERVED_FOR_DISPLAY_BYTES <= device.memory_bytes:
         return
     if plan.graph.precision is not Precision.FP64 and not is_here(device, gpu):
-        roomy_gib = (device.memory_bytes - ROOM_BYTES) * 10 // UNIT_BYTES["GiB"] / 10
+        recommended_gib = (device.memory_bytes - RESERVED_FOR_DISPLAY_BYTES) * 10 // UNIT_BYTES["GiB"] / 10
+        may_plan = recommended_gib * UNIT_BYTES["GiB"] > overhead_bytes
         warnings.warn(
             f"the budget is all memory of the {device.name}, and the plan leaves less than 1 GB of it to a "
-            f"display and other programs: memory.device={roomy_gib:.1f}GiB leaves them 1 GB",
+            "display and other programs"
+            f"{f': memory.device={recommended_gib:.1f}GiB leaves them 1 GB' if may_plan else ''}",
             RuntimeWarning,
             stacklevel=2,
         )

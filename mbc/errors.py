@@ -41,7 +41,7 @@ class BudgetError(MbcError):
         needed_bytes: Size of the smallest plan of the search, with overhead, or the lower bound of all plans if none
             was tried.
         floor_bytes: Lower bound of all plans.
-        budget_bytes: The budget.
+        budget_bytes: The budget, with the overhead.
         at_any_batch: Whether the memory that is reserved for the GPU's context and libraries alone does not fit.
         is_certain: Whether `needed_bytes` and more are never refused.
         slowest_us: Time of a step above which steps were abandoned, though they may be smaller.

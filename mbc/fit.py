@@ -406,10 +406,10 @@ def nothing_fits(probe: Probe, batch: int) -> MbcError:
             f"to {show_enough(refusal.needed_bytes)}, which the smallest plan that was found needs; the lower bound "
             f"of all plans is {show_size(refusal.floor_bytes)}"
         )
-    narrower = f"give --set train.precision={refusal.half_precision}, or " if refusal.half_precision else ""
+    half_precision = f"give --set train.precision={refusal.half_precision}, or " if refusal.half_precision else ""
     return MbcError(
         NOTHING_FITS,
         f"nothing fits, not even a batch of {batch}: {refusal.message}",
-        f"{narrower}raise --memory {enough}",
+        f"{half_precision}raise --memory {enough}",
         refusal.span,
     )

@@ -41,11 +41,14 @@ def cannot_fit(
     rows = _most_rows(
         table, available_bytes - _states_bytes(graph) + min(movable_bytes, outside_bytes), techniques.split
     )
-    halves = available_bytes > 0 and graph.values[operation.inputs[0]].per_sample
-    narrower = _half_precision(graph, table.device) if halves else ""
+    operands = (graph.values[name] for name in dict.fromkeys((*operation.inputs, *operation.outputs)))
+    activations_bytes = sum(value.type.size_bytes for value in operands if value.per_sample)
+    # Half of the activations closes half of the gap.
+    halves = available_bytes > 0 and activations_bytes >= floor - available_bytes
+    half_precision = _half_precision(graph, table.device) if halves else ""
     remedies = [_smaller_batch(graph, rows, "at most")] if 0 < rows < graph.batch else []
-    if narrower:
-        remedies.append(_set_precision(narrower))
+    if half_precision:
+        remedies.append(_set_precision(half_precision))
     if available_bytes > 0 and movable_bytes > outside_bytes:
         movable = show_enough(movable_bytes)
         remedies.append(f"let {movable} of the optimizer's states be in host memory (memory.host, offload)")
@@ -68,7 +71,7 @@ def cannot_fit(
         floor_bytes=floor + overhead_bytes,
         budget_bytes=budget_bytes,
         at_any_batch=available_bytes <= 0,
-        half_precision=narrower,
+        half_precision=half_precision,
     )
 
 
@@ -115,11 +118,15 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
     arena_bytes, overhead_bytes = predictions.arena_bytes, predictions.overhead_bytes
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
-    narrower = _half_precision(graph, device)
-    rows = _likely_rows(smallest, budget_bytes - overhead_bytes)
+    available_bytes, fixed_bytes = budget_bytes - overhead_bytes, _fixed_bytes(smallest)
+    activations_bytes = max(1, arena_bytes - fixed_bytes)
+    # The arena is nearly affine in the rows of the mini-batch.
+    rows = (available_bytes - fixed_bytes) * graph.batch // activations_bytes
+    # Half of the activations closes half of the gap.
+    half_precision = _half_precision(graph, device) if activations_bytes >= arena_bytes - available_bytes else ""
     remedies = [_smaller_batch(graph, rows, "about")] if graph.batch > 1 else []
-    if narrower:
-        remedies.append(_set_precision(narrower))
+    if half_precision:
+        remedies.append(_set_precision(half_precision))
     remedies.append(f"{_RAISE}{show_enough(needed_bytes)}; a smaller budget may work: each budget is searched anew")
     return BudgetError(
         "MBC204",
@@ -129,7 +136,7 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
         needed_bytes=needed_bytes,
         floor_bytes=floor,
         budget_bytes=budget_bytes,
-        half_precision=narrower,
+        half_precision=half_precision,
     )
 
 
@@ -148,23 +155,30 @@ def _any_of(remedies: Sequence[str]) -> str:
     return remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
 
 
-def _smaller_batch(graph: TrainingGraph, rows: int, about: str) -> str:
-    """Return the remedy of a smaller batch, with the rows of this rank that fit if there are any."""
+def _smaller_batch(graph: TrainingGraph, rows: int, qualifier: str) -> str:
+    """Return the remedy of a smaller batch. Where some rows fit, it names that number for the batch of all GPUs.
+
+    Args:
+        graph: The graph of one rank.
+        rows: Rows of this rank that fit; below 1 if there is no such number.
+        qualifier: How exact the number is, such as `at most`.
+    """
     if graph.ranks is not None:
         rows = min(rows * graph.ranks.size, graph.global_batch - 1)
-    return f"lower the batch (`mbc fit` finds the largest that fits{f', {about} {rows}' if rows > 0 else ''})"
+    return f"lower the batch (`mbc fit` finds the largest that fits{f', {qualifier} {rows}' if rows > 0 else ''})"
 
 
 def _set_precision(precision: str) -> str:
-    return f"set train.precision to {precision}, in which activations take half"
+    return f"set train.precision to {precision} (activations take half of their bytes)"
 
 
-def _likely_rows(smallest: Plan, available_bytes: int) -> int:
-    """Return the rows whose smallest plan probably fits: the arena is nearly affine in the rows of the mini-batch."""
-    graph, predictions = smallest.graph, smallest.predictions
+def _fixed_bytes(plan: Plan) -> int:
+    """Return the bytes of the arena that do not depend on the batch: states and the largest gradient of a parameter."""
+    graph, predictions = plan.graph, plan.predictions
     outside_bytes = min(predictions.host_bytes + predictions.peer_bytes, _states_bytes(graph, of_optimizer=True))
-    states_bytes = _states_bytes(graph) - outside_bytes
-    return (available_bytes - states_bytes) * graph.batch // max(1, predictions.arena_bytes - states_bytes)
+    gradients = (v for v in graph.values.values() if not v.per_sample and not v.role.persistent)
+    largest_bytes = max((aligned(v.type.size_bytes) for v in gradients), default=0)
+    return _states_bytes(graph) - outside_bytes + largest_bytes
 
 
 def _above(bound_bytes: int) -> str:
