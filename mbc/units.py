@@ -38,14 +38,17 @@ def show_size(size_bytes: float) -> str:
 
 
 def show_written(size_bytes: int) -> str:
-    """Return a size as the user probably wrote it: in powers of ten, such as `1.5 GB`, where only these are exact."""
+    """Return a size exactly, in the unit that the user probably wrote, such as `1.5 GB`.
+
+    If no unit is short, the size is rounded as by `show_size`.
+    """
     shown = show_size(size_bytes)
     if parse_size(shown) == size_bytes:
         return shown
-    for unit in ("TB", "GB", "MB"):
+    for unit in ("TB", "GB", "MB", "GiB", "MiB"):
         thousandths, rest = divmod(size_bytes * 1000, UNIT_BYTES[unit])
-        if thousandths >= 1000:
-            return shown if rest else f"{thousandths / 1000:.10g} {unit}"
+        if 1000 <= thousandths < 10**7 and not rest:
+            return f"{thousandths / 1000:.10g} {unit}"
     return shown
 
 
@@ -66,7 +69,10 @@ def show_enough(size_bytes: int) -> str:
 
 
 def show_distinct(size_bytes: int, given_bytes: int) -> tuple[str, str]:
-    """Return a size and a limit that the user gave, with bytes where rounding would hide that they differ."""
+    """Return a size and a limit as texts that differ if the sizes do.
+
+    Bytes are added where rounding would hide the difference.
+    """
     size, given = show_size(size_bytes), show_size(given_bytes)
     if size != given or size_bytes == given_bytes:
         return size, show_given(given_bytes)

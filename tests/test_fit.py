@@ -17,7 +17,7 @@ from mbc.frontend.parse import parse
 from mbc.options import UNLIMITED_BYTES, Options, Overrides
 from mbc.plan.file import dump_plan
 from mbc.pytorch.nnunet.prospects import LEAST_BUDGET_RATIO, least_budget
-from mbc.report.fit import batch_line, batches_document, batches_text, budget_line, budgets_text, reason
+from mbc.report.fit import batch_line, batches_document, batches_text, budget_line, budgets_text, reason, within
 from mbc.source import Source
 from mbc.units import show_enough, show_size
 from tests.plan.chains import random_plan
@@ -373,6 +373,7 @@ def test_each_probe_is_reported_at_once():
     curve = budget_curve(planner.at_budget, 3, reports.append)
     assert [p.at for p in reports] == [p.at for p in reversed(curve.probes)], "the largest budget first"
     assert budget_line(reports[0]).startswith("within ")
+    assert within(10**9) == "within 1 GB (953.7 MiB)"
 
 
 def interrupted(plan_at, after):

@@ -43,7 +43,8 @@ def test_a_recommended_budget_suffices_and_can_be_typed(size_bytes):
         ("1GB", "1 GB (953.7 MiB)"), ("1.5 GB", "1.5 GB (1.40 GiB)"), ("12345 MB", "12.345 GB (11.5 GiB)"),
         ("2TB", "2 TB (1862.6 GiB)"), ("2.5MB", "2.5 MB (2.38 MiB)"), ("8GiB", "8.00 GiB"), ("300MiB", "300.0 MiB"),
         ("64KiB", "64.0 KiB"), ("123456789B", "117.7 MiB"), ("150109880320B", "139.8 GiB"), ("1kB", "1000 B"),
-        ("0", "0 B"),
+        ("0", "0 B"), ("12.25GiB", "12.25 GiB (12.2 GiB)"), ("1536.5MB", "1536.5 MB (1.43 GiB)"),
+        ("613.25MiB", "613.25 MiB (613.2 MiB)"), ("81559MiB", "79.6 GiB"), ("12345678.901MB", "11497.8 GiB"),
     ],
 )  # fmt: skip
 def test_a_size_is_shown_in_the_units_that_it_was_given_in(written, shown):

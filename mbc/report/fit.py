@@ -50,7 +50,7 @@ def budget_line(probe: Probe) -> str:
 
 def within(budget_bytes: int) -> str:
     """Return `within 8.00 GiB`, or `without a limit` for the budget that stands for none."""
-    return "without a limit" if budget_bytes >= UNLIMITED_BYTES else f"within {show_size(budget_bytes)}"
+    return "without a limit" if budget_bytes >= UNLIMITED_BYTES else f"within {show_given(budget_bytes)}"
 
 
 def _line(probe: Probe) -> str:
