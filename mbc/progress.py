@@ -16,7 +16,8 @@ _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # lines in a log are rare
 _PLAIN_UNCHANGED_S = 60.0  # lines that only the time changes are rarer
 _PATIENCE_S = 1.0  # work that ends sooner shows no progress
-_HEARERS: list[Callable[[str], None]] = []  # of `announce`, the innermost last
+# Functions that receive the lines of `announce`; the last one is the innermost.
+_LISTENERS: list[Callable[[str], None]] = []
 
 
 class StatusLine:
@@ -91,18 +92,18 @@ class Busy:
 
 def announce(text: str) -> None:
     """Print a line that stays where the work in progress is shown; do nothing where none is shown."""
-    if _HEARERS:
-        _HEARERS[-1](text)
+    if _LISTENERS:
+        _LISTENERS[-1](text)
 
 
 @contextmanager
-def announced_by(hear: Callable[[str], None]) -> Generator[None]:
-    """Let `hear` receive what the body announces."""
-    _HEARERS.append(hear)
+def announcements_to(listener: Callable[[str], None]) -> Generator[None]:
+    """Send to `listener` what the body announces."""
+    _LISTENERS.append(listener)
     try:
         yield
     finally:
-        _HEARERS.pop()
+        _LISTENERS.pop()
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        with announced_by(at.line):
+        with announcements_to(at.line):
             yield at
     finally:
         finished.set()

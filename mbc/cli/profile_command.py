@@ -15,7 +15,7 @@ from mbc.errors import MbcError
 from mbc.hardware.part import GpuName, split_name
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
-from mbc.progress import StatusLine, announced_by, busy
+from mbc.progress import StatusLine, announcements_to, busy
 from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     for note in fleet.sharing_notes(gpus):
         view.note(note)
     try:
-        with announced_by(view.line):
+        with announcements_to(view.line):
             outcome = fleet.measure_on(gpus, task, view.show)
     finally:
         view.stop()

@@ -79,7 +79,8 @@ def make_library(
     with tempfile.TemporaryDirectory(prefix="mbc-build-") as scratch:
         objects = [Path(scratch) / f"{compilation.source}.o" for compilation in compilations]
         keys = [_key(one, sources, versions, read) if one.kept else "" for one in compilations]
-        _announce(sum(not cache.has(key) for key in keys[: len(recipe.kernels)]), cache)
+        missing = sum(not cache.has(key) for key in keys[: len(recipe.kernels)])
+        _announce_compilation(missing, cache)
 
         def make(compilation: _Compilation, key: str, target: Path) -> None:
             if key and cache.fetch(key, target):
@@ -99,7 +100,7 @@ def make_library(
         _run((compiler, "-shared", "-o", str(library), *map(str, objects), *_links(parts)), Path.cwd())
 
 
-def _announce(count: int, cache: ObjectCache) -> None:
+def _announce_compilation(count: int, cache: ObjectCache) -> None:
     """Announce the kernel sources that nvcc compiles now, which takes seconds for each."""
     if count:
         kept = "" if cache.folder is None else ": later builds take them from the cache"

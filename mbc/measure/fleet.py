@@ -218,7 +218,8 @@ def _measure_once(
             case "decision", decision:
                 pass
             case "line", text:
-                if index == 0:  # all processes compile the same kernels
+                # Each process compiles nearly the same kernels, so that one announcement is enough.
+                if index == 0:
                     announce(text)
             case "progress", done, total, request, left_s:
                 counts[index], estimates_s[index] = (done, total), left_s

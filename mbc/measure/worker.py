@@ -16,7 +16,7 @@ from mbc.measure.gpu import Gpu
 from mbc.measure.gpu_processes import Say, serve
 from mbc.measure.measure import Summary, measure
 from mbc.measure.need import Decision
-from mbc.progress import announced_by
+from mbc.progress import announcements_to
 
 OpenGpu = Callable[[Task], AbstractContextManager[Any]]
 
@@ -46,7 +46,7 @@ def work(open_gpu: OpenGpu, measuring: Callable[..., Summary], task: Task, say: 
         say(("decision", decision))
         return decision
 
-    with announced_by(lambda text: say(("line", text))), open_gpu(task) as gpu:
+    with announcements_to(lambda text: say(("line", text))), open_gpu(task) as gpu:
         summary = measuring(
             gpu,
             task.needs,

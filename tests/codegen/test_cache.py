@@ -12,7 +12,7 @@ import pytest
 from mbc.codegen.cache import ObjectCache, find_cache
 from mbc.codegen.objects import Recipe, make_library
 from mbc.codegen.toolchain import Part, Toolchain
-from mbc.progress import announced_by
+from mbc.progress import announcements_to
 
 RECIPE = Recipe("sm_90", 1, ("a.cu", "b.cu"), ("host.cpp",), ("program.cpp",))
 
@@ -89,7 +89,7 @@ def test_only_the_plan_is_compiled_again(bench: Bench) -> None:
 
 def test_kernels_that_nvcc_compiles_are_announced(bench: Bench) -> None:
     lines: list[str] = []
-    with announced_by(lines.append):
+    with announcements_to(lines.append):
         bench.build()
         bench.build()
         bench.write("b.cu", "changed")

@@ -25,7 +25,7 @@ from mbc.measure.need import Decision, Need
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
-from mbc.progress import announced_by
+from mbc.progress import announcements_to
 from tests.profile.profiles import IDENTITY, measurement, request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def test_all_gpus_write_one_profile(tmp_path: Path, gpus: tuple[str, ...]):
     path = tmp_path / "p.sqlite"
     seen: list[Progress] = []
     lines: list[str] = []
-    with announced_by(lines.append):
+    with announcements_to(lines.append):
         outcome = measure_on(gpus, task(path), seen.append, worker())
     assert lines == ["compiling kernels"], "all processes announce the same"
     assert set(read_profile(path).extents) == EVERYTHING
