@@ -55,11 +55,11 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     ratio, half_precision = device.fp16_tflops / device.fp32_tflops, "bf16" if device.has_bf16 else "fp16"
     if ratio >= COSTLY_RATIO and not _has_tensor_cores(device, lowered.precision, lowered.allow_emulated_fp32):
         name = f"{device.name} ({device.architecture})"
-        reason = f"{name} has no tensor cores for {lowered.precision}: matrix products run without them and"
+        reason = f"{name} has no tensor cores for {lowered.precision}"
         if lowered.precision is Precision.FP32:  # possible on tensor cores by emulation, which the user may forbid
-            reason = f"fp32 runs without tensor cores on {name}: matrix products"
+            reason = f"fp32 runs without tensor cores on {name}"
         warnings.warn(
-            f"{reason} take up to {ratio:.1f} times as long as in {half_precision} "
+            f"{reason}: the peak of matrix products in {half_precision} is {ratio:.1f} times as high "
             f"(--set train.precision={half_precision})",
             RuntimeWarning,
             stacklevel=2,

@@ -181,9 +181,9 @@ def test_a_precision_that_the_gpu_lacks_is_named_with_its_cost(
         compile_plan(Source("mixed.mbc", SOURCE), Options(gpu=gpu, settings=settings))
     device = find_device(gpu)
     slower = device.fp16_tflops / device.fp32_tflops
-    cost = f"{slower:.1f} times as long as in {faster} (--set train.precision={faster})"
-    reason = f"{device.name} ({device.architecture}) has no tensor cores for {precision}: matrix products run without"
+    cost = f"the peak of matrix products in {faster} is {slower:.1f} times as high (--set train.precision={faster})"
+    reason = f"{device.name} ({device.architecture}) has no tensor cores for {precision}: "
     if precision == "fp32":  # has them, by emulation, unless the user forbids it
-        reason = f"fp32 runs without tensor cores on {device.name} ({device.architecture}): matrix products take up to "
+        reason = f"fp32 runs without tensor cores on {device.name} ({device.architecture}): "
     said = [text for one in caught if "tensor cores" in (text := str(one.message)) and reason in text]
     assert len(said) == bool(faster) and all(cost in text for text in said)
