@@ -33,7 +33,7 @@ Packages and files, lowest first: each imports only those before it, which `test
 * `optimize`: a training graph as a plan
 * `measuring`: the stage that measures what a plan needs before it is made
 * `constraints`: which kernels, divisions and bytes a search may use
-* `planning`: searches with measurements between them, for all GPUs of a mini-batch
+* `planner`: searches with measurements between them, for all GPUs of a mini-batch
 * `compiler`: the driver: all stages from source to package
 * `fit`: the largest mini-batch, and the time of a step, within budgets
 * `ablation`: what each technique contributes to a plan

@@ -28,7 +28,7 @@ from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.shard_optimizer import can_shard, check_can_shard
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
-from mbc.planning import Task, plan_tasks, step_us_of
+from mbc.planner import Task, plan_tasks, step_us_of
 from mbc.profile.locate import find_profile
 from mbc.source import Source
 from mbc.stages import Stages

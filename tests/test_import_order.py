@@ -26,7 +26,7 @@ ROOMS = """
     frontend profile plan codegen runtime analysis measure record train interchange equivalence
     optimize.effort optimize.candidates optimize.fusion optimize.selection optimize.schedule optimize.placement
     optimize.remat optimize.bounds optimize.search optimize
-    measuring constraints planning compiler fit ablation tune bench pytorch report editor cli __main__
+    measuring constraints planner compiler fit ablation tune bench pytorch report editor cli __main__
 """
 ORDER = (*(f"mbc.{room}" for room in ROOMS.split()), "mbc")
 

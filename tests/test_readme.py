@@ -177,7 +177,7 @@ def test_architecture_has_the_stages_and_packages_of_the_compiler():
     named = [
         name for row in re.findall(r"^\| (`[^|]*)\|", pipeline, re.MULTILINE) for name in re.findall("`(.+?)`", row)
     ]
-    sources = [(ROOT / "mbc" / file).read_text(encoding="utf-8") for file in ("compiler.py", "planning.py")]
+    sources = [(ROOT / "mbc" / file).read_text(encoding="utf-8") for file in ("compiler.py", "planner.py")]
     assert sorted(named) == sorted(set(re.findall(r"stages\.run\(\s*\"([^\"]+)\"", "".join(sources))))
     packages = {path.parent.name for path in (ROOT / "mbc").glob("*/__init__.py")}
     packages |= {path.parent.name for path in (ROOT / "mbc" / "optimize").glob("*/__init__.py")}

@@ -71,7 +71,7 @@ def test_a_source_becomes_a_package(tmp_path, monkeypatch):
     assert compiled.plan == compile_plan(NETWORK, FP64)
     assert compiled.package.folder == Path("small") and (tmp_path / "small" / "plan.json").is_file()
     assert compile_source(NETWORK, FP64, Path("other"), overwrite=True).package.folder == Path("other")
-    monkeypatch.setattr("mbc.planning.search", None)
+    monkeypatch.setattr("mbc.planner.search", None)
     with pytest.raises(MbcError, match="'small' exists") as refused:
         compile_source(NETWORK, FP64)
     assert refused.value.code == "MBC093"

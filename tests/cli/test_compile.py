@@ -69,7 +69,7 @@ def test_compile_twice_needs_force(mbc):
 
 
 def test_an_output_that_exists_is_refused_before_planning(mbc, monkeypatch):
-    monkeypatch.setattr("mbc.planning.search", None)
+    monkeypatch.setattr("mbc.planner.search", None)
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/own").write_text("")
@@ -127,7 +127,7 @@ def test_stages_that_cannot_be_written(mbc):
 
 
 def test_a_package_in_the_place_of_a_module_is_refused_before_planning(mbc, monkeypatch):
-    monkeypatch.setattr("mbc.planning.search", None)
+    monkeypatch.setattr("mbc.planner.search", None)
     for name, whose in (("os", "a module of Python"), ("numpy", "an installed package"), ("torch", "an installed")):
         done = mbc("compile", "tiny.mbc", *FP64, "-o", name)
         assert done.code == 1
@@ -147,7 +147,7 @@ def test_a_package_in_the_place_of_a_module_is_refused_before_planning(mbc, monk
     ],
 )
 def test_outputs_that_cannot_be_are_refused_before_planning(mbc, monkeypatch, output, message):
-    monkeypatch.setattr("mbc.planning.search", None)
+    monkeypatch.setattr("mbc.planner.search", None)
     done = mbc("compile", "tiny.mbc", *FP64, "-o", output)
     assert done.code == 1 and message in done.err
     assert not list(Path().glob(".*mbc-*"))

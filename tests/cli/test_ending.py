@@ -35,7 +35,7 @@ def test_ctrl_c_is_one_line(mbc, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mbc.planning.search", interrupt)
+    monkeypatch.setattr("mbc.planner.search", interrupt)
     done = mbc("show", "tiny.mbc", "--gpu", "h200")
     assert (done.code, done.out, done.err) == (INTERRUPTED, "", "interrupted\n")
 

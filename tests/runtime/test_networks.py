@@ -104,7 +104,7 @@ def test_a_checkpoint_has_the_names_of_free_parameters_and_the_tables_of_windows
 
 def test_tensor_cores_run_attention_in_16_bits() -> None:
     """The network is so large that a change of layout pays."""
-    text = ATTENTION.replace("batch = 8", "batch = 64").replace("1, 24, 1, 17", "1, 96, 1, 17")
+    text = ATTENTION.replace("batch = 8", "batch = 512").replace("1, 24, 1, 17", "1, 96, 1, 17")
     text = text.replace("conv(16, 2", "conv(64, 2").replace("conv(24, 2", "conv(96, 2")
     large = compile_plan(Source("attention.mbc", text), Options(gpu="h200", settings=(("train.precision", "bf16"),)))
     of_large, of_small = ({kernel.name for kernel in kernels(plan)} for plan in (large, planned("attention")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbc import planning
+from mbc import planner
 from mbc.compiler import compile_plans, try_plan
 from mbc.options import Options, RankGpu
 from mbc.plan.model import Plan
@@ -19,7 +19,7 @@ SERIAL = frozenset({"concurrent_stream"})
 def warned_of(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Plans that are examined for a warning."""
     plans: list[Plan] = []
-    monkeypatch.setattr(planning, "warn_without_room", lambda plan, _: plans.append(plan))
+    monkeypatch.setattr(planner, "warn_without_room", lambda plan, _: plans.append(plan))
     return plans
 
 
