@@ -255,7 +255,7 @@ def main() -> None:
         return
     need_gpu("--plan-only plans the steps without one")
     limits, peers = Limits(asked.measure_for, asked.most, tuple(asked.modes.split(",")), asked.variant), Peers()
-    limits.variants(Precision.BF16)  # before anything is compiled
+    limits.variants(Precision.BF16)  # an unknown word ends the run before minutes of compilation
     kept = results("posed", asked.again)
     for name in names:
         if not kept.done(name):

@@ -20,7 +20,7 @@ from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
 from mbc.plan.model import Plan
 from mbc.units import UNIT_BYTES, show_distinct
 
-# Judgement: warn where matrix products in 16 bits are at least this many times as fast.
+# Judgement: warn where the peak of matrix products in 16 bits is at least this many times as high.
 COSTLY_RATIO = 3.0
 # Judgement: a desktop with a browser takes up to this much of a GPU's memory.
 RESERVED_FOR_DISPLAY_BYTES = 10**9

@@ -43,7 +43,7 @@ _TILE = 64  # rows and columns of the GEMM tile that one multiprocessor computes
 _DEPTH = 1024  # a GEMM with a smaller K does not split K
 _LEAST_BUSY = 0.02  # smaller tiles spread small GEMMs over the GPU
 
-OWN = "mbc"  # the provider of mbc's own kernels
+OWN_PROVIDER = "mbc"  # the provider of mbc's own kernels
 WITHOUT_WORKSPACE = "no_workspace"  # the variant of candidates without workspace
 ALL = "all"  # the spread over every group of candidates with workspace
 INTERPOLATED = "interpolated"  # the spread of times interpolated between two measured sizes of a profile
@@ -80,7 +80,7 @@ class Effort:
     def common(self) -> str:
         """Name of the variant in all passes of a library together; the provider of mbc's own kernels."""
         provider, *_, precision = self.group.split()
-        return provider if provider == OWN else f"{provider} {precision} {self.variant}"
+        return provider if provider == OWN_PROVIDER else f"{provider} {precision} {self.variant}"
 
     def time_us(self, shares: Shares) -> float:
         """Return the estimated time of the call with these shares of the ceilings."""
@@ -186,7 +186,7 @@ def unfitted(effort: Effort) -> Shares:
     """Return shares chosen by judgement, for work that no profile contains."""
     if effort.family:
         return Shares(0.6, 0.85, 1.7)
-    if effort.group.startswith(f"{OWN} "):
+    if effort.group.startswith(f"{OWN_PROVIDER} "):
         return Shares(1.0, 0.85, 2.0)
     if not effort.variant.startswith(WITHOUT_WORKSPACE):
         # Where channels do not fill a load, engines copy them to a padded tensor, which is mostly zeros.
@@ -230,8 +230,8 @@ def group(provider: str, kind: str, precision: Precision) -> str:
 
     bf16 and fp16 run at one speed. mbc's own kernels are bound by memory in every precision.
     """
-    if provider == OWN:
-        return f"{OWN} {kind}"
+    if provider == OWN_PROVIDER:
+        return f"{OWN_PROVIDER} {kind}"
     half = precision in (Precision.BF16, Precision.FP16)
     return f"{provider} {kind} {'half' if half else precision.value}"
 

@@ -10,13 +10,13 @@ from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Call, Request
-from mbc.kernels.calibration import Effort, group
+from mbc.kernels.calibration import OWN_PROVIDER, Effort, group
 from mbc.kernels.launch_operands import Launcher
 from mbc.kernels.launch_struct import Struct
 from mbc.ops import KINDS
 from mbc.ops.fused import Fused, launch_kind
 
-PROVIDER = "mbc"
+PROVIDER = OWN_PROVIDER
 VECTOR_BYTES = 16
 # Folders of kernels whose indices within a sample have 32 bits, and sources there whose indices have 64 bits.
 _NARROW_INDICES = ("conv/", "fp32_emulated/")
