@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from mbc.errors import BudgetError, MbcError
 from mbc.frontend.lower import choose_network, lower
 from mbc.frontend.parse import parse
-from mbc.optimize.schedule.step_time import step_us
+from mbc.optimize.schedule.step_time import samples_per_s
 from mbc.options import BATCH, UNLIMITED_BYTES, Options
 from mbc.plan.model import Plan
 from mbc.plan.techniques import saves_memory
@@ -61,12 +61,11 @@ class Figures:
 
 def figures(plan: Plan) -> Figures:
     """Return the figures of a plan."""
-    p, whole_us = plan.predictions, step_us(plan)
+    p = plan.predictions
     return Figures(
         plan.graph.global_batch, plan.budget_bytes, p.arena_bytes + p.overhead_bytes, p.arena_bytes, p.host_bytes,
         plan.bounds.floor_bytes + p.overhead_bytes, p.train_us, plan.bounds.least_us, p.measured_share,
-        plan.graph.optimizer.accumulate * plan.graph.global_batch * 1e6 / whole_us if whole_us else 0.0,
-        p.peer_bytes, p.train_low_us, p.train_high_us, saves_memory(plan),
+        samples_per_s(plan), p.peer_bytes, p.train_low_us, p.train_high_us, saves_memory(plan),
     )  # fmt: skip
 
 

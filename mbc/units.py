@@ -88,6 +88,11 @@ def show_time(time_us: float) -> str:
     raise AssertionError("unreachable")
 
 
+def show_rate(per_second: float) -> str:
+    """Return a rate as text without its unit, such as `12,345` or `0.427`: whole, or three digits below 100."""
+    return f"{per_second:#.3g}".rstrip(".") if 0 < per_second < 100 else f"{per_second:,.0f}"
+
+
 _DURATION_S = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 

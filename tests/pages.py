@@ -15,7 +15,7 @@ LEFT_OUT = "..."
 # Seconds and speed; what training comes to, and how far sums are off, whose last digits are those of a BLAS. The rest
 # is the same on every machine.
 MACHINE = re.compile(
-    r"(?<=planned in )[\d.]+(?= s)|, (?:built|written) in [\d.]+ s|[\d,]+(?= images/s)"
+    r"(?<=planned in )[\d.]+(?= s)|, (?:built|written) in [\d.]+ s|[\d,.]+(?= images/s)"
     r"|(?<=loss )[\d.]+|(?<=accuracy )[\d.]+(?=%)|\d\.\de-\d\d"
 )
 

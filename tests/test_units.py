@@ -12,6 +12,7 @@ from mbc.units import (
     show_enough,
     show_given,
     show_range,
+    show_rate,
     show_size,
     show_time,
     with_article,
@@ -67,6 +68,11 @@ def test_what_is_no_size(text):
 
 def test_times():
     assert [show_time(t) for t in (1.234, 999, 1234, 7.2e6)] == ["1.23 us", "999.0 us", "1.23 ms", "7.20 s"]
+
+
+def test_rates_have_three_digits_below_100():
+    shown = [show_rate(rate) for rate in (0.0, 0.0427, 0.4, 4.0, 9.996, 42.34, 99.97, 100.4, 1234567.0)]
+    assert shown == ["0", "0.0427", "0.400", "4.00", "10.0", "42.3", "100", "100", "1,234,567"]
 
 
 def test_durations():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mbc.units import show_size, with_article
+from mbc.units import show_rate, show_size, with_article
 
 if TYPE_CHECKING:
     from mbc.hardware.target import LocalGpu
@@ -29,12 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     spread = fitted.spreads.get(ALL)
     if arguments.json:
         estimates = {
-            "fitted_to": fitted.gpu,
-            "measured": fitted.measured,
-            "posed": fitted.posed,
+            "fitted_to": fitted.gpu, "measured": fitted.measured, "posed": fitted.posed, "wider_elsewhere": OTHER_GPU,
             "ratios": {name: asdict(ratio) for name, ratio in fitted.spreads.items()},
-            "wider_elsewhere": OTHER_GPU,
-        }
+        }  # fmt: skip
         listed = {name: {**asdict(spec), "bundled_profile": name in profiles} for name, spec in specs.items()}
         placed = [{**asdict(gpu), **asdict(gpu_place(gpu.bus_id))} for gpu in here]
         document = {"known": listed, "here": placed, "estimates": estimates}
@@ -42,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width, named = max(map(len, specs)), max(len(spec.name) for spec in specs.values())
     print(
-        f"{'--gpu':<{width}}  {'GPU':<{named}} {'architecture':<12} {'memory':>9}  {'copy':>9}  {'tf32':>11}  figures"
+        f"{'--gpu':<{width}}  {'GPU':<{named}} {'architecture':<12} {'memory':>9}  {'copy':>10}  {'tf32':>12}  figures"
     )
     for name, spec in specs.items():
         figures = "measured" if spec.measured else "datasheet"
@@ -53,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         note = "" if spec.buildable else ", plan only: the CUDA 13 toolkit makes no code for it"
         print(
             f"{name:<{width}}  {spec.name:<{named}} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "
-            f"{spec.copy_gb_s:>4.0f} GB/s  {spec.tf32_tflops:>4.0f} TFLOP/s  {figures}{note}"
+            f"{show_rate(spec.copy_gb_s):>5} GB/s  {show_rate(spec.tf32_tflops):>5} TFLOP/s  {figures}{note}"
         )
     print()
     if spread is not None:
@@ -90,8 +87,8 @@ def _by_the_driver(gpu: LocalGpu) -> str:
         return "CUDA does not see it: CUDA_VISIBLE_DEVICES hides it, or the driver's library does not load"
     basis = "its datasheet" if unlisted_sheet(spec_of_card(card)) is None else "the driver's figures"
     return (
-        f"{card.multiprocessors} multiprocessors up to {card.boost_mhz:.0f} MHz, {card.bandwidth_gb_s:.0f} GB/s, "
-        f"{show_size(card.l2_bytes)} of L2 cache, {show_size(card.shared_bytes)} of shared memory a block, "
+        f"{card.multiprocessors} multiprocessors up to {card.boost_mhz:.0f} MHz, {show_rate(card.bandwidth_gb_s)} "
+        f"GB/s, {show_size(card.l2_bytes)} of L2 cache, {show_size(card.shared_bytes)} of shared memory a block, "
         f"PCIe {card.pcie_generation}.0 x{card.pcie_lanes}; plans use {basis}"
     )
 

@@ -9,7 +9,7 @@ from mbc.progress import StatusLine
 from mbc.train.data import Data
 from mbc.train.divergence import named
 from mbc.train.epoch import Epoch, Running
-from mbc.units import show_duration
+from mbc.units import show_duration, show_rate
 
 TOLERATED_WAIT = 0.01  # share of an epoch spent waiting for data that is not reported
 
@@ -51,7 +51,7 @@ class View:
         if now.accuracy is not None:
             parts.append(f"accuracy {now.accuracy:.1%}")
         parts += _named(now.metrics)
-        parts.append(f"{now.rows / max(now.seconds, 1e-9):,.0f} images/s")
+        parts.append(f"{show_rate(now.rows / max(now.seconds, 1e-9))} images/s")
         self._line.update("  ".join(parts))
 
     def on_epoch(self, epoch: Epoch) -> None:
@@ -66,7 +66,7 @@ class View:
         if epoch.test_accuracy is not None:
             parts.append(f"test accuracy {epoch.test_accuracy:.2%}")
         parts += _named(epoch.test_metrics, "test ")
-        parts.append(f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f} images/s")
+        parts.append(f"{show_rate(epoch.rows / max(epoch.seconds, 1e-9))} images/s")
         if epoch.waited_seconds > TOLERATED_WAIT * epoch.seconds:
             seconds, share = epoch.waited_seconds, epoch.waited_seconds / epoch.seconds
             shown = f"{seconds:.2g} s" if seconds < 10 else show_duration(seconds)

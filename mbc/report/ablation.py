@@ -10,7 +10,7 @@ from mbc.ablation import Ablation
 from mbc.options import ABLATION_ORDER
 from mbc.report.columns import Column, render
 from mbc.report.tables import outside_cell, over, time_cell
-from mbc.units import show_size
+from mbc.units import show_rate, show_size
 
 _COLUMNS = (
     Column("without", shrinks=True, least=20),
@@ -42,7 +42,7 @@ def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> st
                 show_size(f.needed_bytes),
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, first.train_us),
-                f"{f.images_per_s:,.0f}",
+                show_rate(f.images_per_s),
                 "" if ablated.fits else "exceeds the budget",
             )
         )

@@ -11,7 +11,7 @@ from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.model import Plan
 from mbc.report.columns import Column, render
 from mbc.report.devices import library_launches
-from mbc.units import show_size
+from mbc.units import show_rate, show_size
 
 _COLUMNS = (
     Column("contender", shrinks=True, least=20),
@@ -109,7 +109,7 @@ def _row(name: str, result: Any, batch: int, ours_ms: float, apart: str, remark:
         name,
         _show_ms(result.step_ms),
         _show_ms(result.spread_ms),
-        f"{batch * 1e3 / result.step_ms:,.0f}",
+        show_rate(batch * 1e3 / result.step_ms),
         f"{result.step_ms / ours_ms:.2f}x",
         show_size(result.peak_bytes) if result.peak_bytes else "-",
         f"{result.first_step_s:.1f} s",

@@ -12,7 +12,7 @@ from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
 from mbc.options import UNLIMITED_BYTES
 from mbc.report.columns import Column, render
 from mbc.report.tables import outside_cell, over, time_cell
-from mbc.units import show_distinct, show_given, show_size
+from mbc.units import show_distinct, show_given, show_rate, show_size
 
 _BAR = 24
 
@@ -58,7 +58,7 @@ def _line(probe: Probe) -> str:
     if f is None:
         return reason(probe)
     step = time_cell(f.train_us, f.measured_share < 1)
-    return f"{step}, {guess(f)}{f.images_per_s:,.0f} images/s, takes {show_size(f.needed_bytes)}"
+    return f"{step}, {guess(f)}{show_rate(f.images_per_s)} images/s, takes {show_size(f.needed_bytes)}"
 
 
 def batches_text(fit: BatchFit, width: int | None = None) -> str:
@@ -70,13 +70,11 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         if f is None:
             rows.append((str(probe.at), *[""] * 6, reason(probe)))
             continue
-        note = "largest" if f is fit.largest else ""
-        if f is fit.fastest:
-            note = "largest and fastest" if note else "fastest"
+        note = " and ".join(word for word, one in (("largest", fit.largest), ("fastest", fit.fastest)) if f is one)
         rows.append(
             (
                 str(probe.at),
-                f"{guess(f)}{f.images_per_s:,.0f}",
+                f"{guess(f)}{show_rate(f.images_per_s)}",
                 _bar(f.images_per_s / top),
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, f.least_us),
@@ -91,7 +89,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         "",
         f"largest batch in {show_given(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
         f"{'at least ' if fit.at_least else ''}{largest.batch}, "
-        f"{guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
+        f"{guess(largest)}{show_rate(largest.images_per_s)} images/s, takes {show_size(largest.needed_bytes)}",
     ]
     if fit.untried:
         between = f"batches between {largest.batch} and {fit.refused}, which does not fit, were not tried"
@@ -106,7 +104,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
             "batches at less than half of the most images/s count as too large: `mbc compile` may have plans for them"
         )
     if fastest is not largest:
-        lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{fastest.images_per_s:,.0f} images/s")
+        lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{show_rate(fastest.images_per_s)} images/s")
     return "\n".join(lines)
 
 
@@ -126,7 +124,7 @@ def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
                 time_cell(f.train_us, f.measured_share < 1),
                 _bar(f.train_us / slowest),
                 over(f.train_us, unlimited.train_us),
-                f"{guess(f)}{f.images_per_s:,.0f}",
+                f"{guess(f)}{show_rate(f.images_per_s)}",
                 show_size(f.needed_bytes),
                 outside_cell(f.host_bytes, f.peer_bytes),
                 "",

@@ -13,7 +13,7 @@ from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, Floor
 from mbc.plan.model import Plan, Program
 from mbc.report.columns import Column, render
 from mbc.report.tables import heading, kernels_cell, time_cell
-from mbc.units import show_size, show_time
+from mbc.units import show_rate, show_size, show_time
 
 _OPERATIONS = (
     Column("operation", shrinks=True, least=18),
@@ -128,8 +128,8 @@ def _ceilings_text(plan: Plan, ceilings: Ceilings) -> str:
     source = "measured" if ceilings.measured else "from the datasheet"
     emulated = f", emulated by {PRODUCTS} fp16 tensor-core products each" if ceilings.in_halves else ""
     return (
-        f"ceilings ({source}): {ceilings.bytes_per_us / 1e3:,.0f} GB/s of copying, "
-        f"{ceilings.flops_per_us / 1e6:,.0f} TFLOP/s of {plan.graph.precision}{emulated}"
+        f"ceilings ({source}): {show_rate(ceilings.bytes_per_us / 1e3)} GB/s of copying, "
+        f"{show_rate(ceilings.flops_per_us / 1e6)} TFLOP/s of {plan.graph.precision}{emulated}"
     )
 
 

@@ -16,7 +16,7 @@ from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
 from mbc.report.devices import host_sharing_text, posing_text
-from mbc.units import show_given, show_range, show_size, show_time
+from mbc.units import show_given, show_range, show_rate, show_size, show_time
 
 OVERHEAD = "CUDA's context, libraries, modules and graphs"  # contents of the overhead
 LARGEST = 6  # values listed at the peak
@@ -198,7 +198,7 @@ def totals_text(plan: Plan) -> str:
     predictions, bounds = plan.predictions, plan.bounds
     guess = predictions.measured_share < 1
     share = f"{measured_percent(predictions.measured_share)} of the step measured"
-    rate = f"{samples_per_s(plan):,.0f} samples/s"
+    rate = f"{show_rate(samples_per_s(plan))} samples/s"
     overhead = "measured" if predictions.overhead_measured else "reserved, never measured on this GPU"
     ahead_bytes = prefetch_bytes(plan)
     total = predictions.arena_bytes + predictions.overhead_bytes + ahead_bytes

@@ -11,7 +11,7 @@ from mbc.report.memory import sparkline
 from mbc.tune.goodput import Base, Row, Table
 from mbc.tune.tuner import Spending
 from mbc.tune.tuning_file import State
-from mbc.units import show_size
+from mbc.units import show_rate, show_size
 
 _BAR = 24
 _COLUMNS = (
@@ -118,10 +118,10 @@ def _cells(row: Row, table: Table, base: Base) -> tuple[str, ...]:
     return (
         str(row.batch),
         str(row.gpus),
-        f"{guess(figures)}{figures.images_per_s:,.0f}",
+        f"{guess(figures)}{show_rate(figures.images_per_s)}",
         f"{table.noise_scale:.0f}" if table.noise_scale is not None else "",
         f"{row.efficiency:.1%}" if has_noise else "",
-        f"{guess(figures)}{row.goodput:,.0f}",
+        f"{guess(figures)}{show_rate(row.goodput)}",
         "█" * max(1, round(row.goodput / table.taken.goodput * _BAR)) if table.taken.goodput else "",
         "" if row.rate is None else f"{row.rate:.3g}",
         show_size(figures.needed_bytes),

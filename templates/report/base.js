@@ -53,6 +53,10 @@ function showTime(us) {
   }
 }
 
+function showRate(perSecond) {
+  return perSecond > 0 && perSecond < 100 ? perSecond.toPrecision(3) : Number(rounded(perSecond, 0)).toLocaleString("en");
+}
+
 function showCount(value) {
   if (value === null || value === undefined) return "-";
   for (const [unit, scale] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {

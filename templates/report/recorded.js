@@ -3,10 +3,10 @@ function recordedSection(place) {
   for (const one of DATA.recorded || []) {
     if (one.what === "batches") {
       place.append(element("h3", {}, "Images per second over the batch"), element("p", {},
-        `Largest batch within ${showSize(one.largest.budget_bytes)}: ${one.largest.batch}, ${one.largest.images_per_s.toFixed(0)} images/s; ` +
-        `fastest: ${one.fastest.batch}, ${one.fastest.images_per_s.toFixed(0)} images/s.`),
-        points(one.probes.filter((p) => p.fits).map((p) => [p.batch, p.images_per_s, `batch ${p.batch}: ${p.images_per_s.toFixed(0)} images/s`]),
-          "batch", "images/s", (x) => x.toFixed(0), (y) => y.toFixed(0), true));
+        `Largest batch within ${showSize(one.largest.budget_bytes)}: ${one.largest.batch}, ${showRate(one.largest.images_per_s)} images/s; ` +
+        `fastest: ${one.fastest.batch}, ${showRate(one.fastest.images_per_s)} images/s.`),
+        points(one.probes.filter((p) => p.fits).map((p) => [p.batch, p.images_per_s, `batch ${p.batch}: ${showRate(p.images_per_s)} images/s`]),
+          "batch", "images/s", (x) => x.toFixed(0), showRate, true));
     } else if (one.what === "budgets") {
       place.append(element("h3", {}, "Time of a step over the budget"), element("p", {},
         `Without a limit: ${showTime(one.unlimited.train_us)} in ${showSize(one.unlimited.needed_bytes)}.`),
@@ -27,7 +27,7 @@ function trainingCurves(place, { lines, left_out }) {
     !["kind", "step", "epoch", "seconds", "bad_steps", "waited_s"].includes(name));
   const first = ["loss", "images_per_s"];
   place.append(element("p", {}, `Training: ${Math.max(...lines.map((line) => line.step)).toLocaleString("en")} steps.` +
-    (PLAN.samples_per_s ? ` The plan predicts ${PLAN.samples_per_s.toFixed(0)} images/s on ${DATA.others.length || PLAN.ranks ? "the GPUs" : "the GPU"} that it is for.` : "") +
+    (PLAN.samples_per_s ? ` The plan predicts ${showRate(PLAN.samples_per_s)} images/s on ${DATA.others.length || PLAN.ranks ? "the GPUs" : "the GPU"} that it is for.` : "") +
     (left_out ? ` ${left_out.toLocaleString("en")} lines of the log are left out, evenly.` : "")));
   for (const name of [...first, ...names.filter((other) => !first.includes(other))]) {
     const having = lines.filter((line) => typeof line[name] === "number");

@@ -9,7 +9,7 @@ function rooflineSection(place) {
   }
   const source = ceilings.measured ? "measured" : "of the datasheet";
   place.append(element("p", { class: "note" },
-    `Ceilings (${source}): ${(ceilings.bytes_per_us / 1e3).toFixed(0)} GB/s of copying, ${(ceilings.flops_per_us / 1e6).toFixed(0)} TFLOP/s of ` +
+    `Ceilings (${source}): ${showRate(ceilings.bytes_per_us / 1e3)} GB/s of copying, ${showRate(ceilings.flops_per_us / 1e6)} TFLOP/s of ` +
     `${PLAN.precision}${ceilings.in_halves ? ", emulated by fp16 tensor-core products" : ""}. The limit of an operation is the longer of its bytes ` +
     "and its arithmetic at these ceilings. The distance above the diagonal is lost time."));
   const sums = element("p");

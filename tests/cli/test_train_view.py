@@ -20,4 +20,4 @@ def test_waiting_for_data_is_said_where_it_is_more_than_a_hundredth(capsys, wait
         seconds=100, dropped_rows=0, bad_steps=0, waited_seconds=waited_s,
     )  # fmt: skip
     View(ArrayData((np.zeros(8),)), 8).on_epoch(epoch)
-    assert capsys.readouterr().err == "  ".join(filter(None, ("epoch 1/2  loss 0.5000  10 images/s", said))) + "\n"
+    assert capsys.readouterr().err == "  ".join(filter(None, ("epoch 1/2  loss 0.5000  10.0 images/s", said))) + "\n"

@@ -21,7 +21,7 @@ from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import training
 from mbc.report.measured import MeasuredStep
 from mbc.resources import folder
-from mbc.units import show_size, show_time
+from mbc.units import show_rate, show_size, show_time
 from tests.report.browser import Browser, find_browser
 from tests.report.plans import PLANS, plans_of_unlike_gpus
 
@@ -283,7 +283,7 @@ def test_two_plans(browser, tmp_path):
     assert browser.errors == [] and browser.requests == [path.as_uri()]
 
 
-def test_sizes_and_times_are_rounded_as_in_the_terminal(browser, page):
+def test_sizes_times_and_rates_are_rounded_as_in_the_terminal(browser, page):
     _shown(browser, page)
     code = (folder("templates") / "report" / "base.js").read_text()
     used = code[code.index("function rounded") : code.index("function showCount")]
@@ -294,6 +294,9 @@ def test_sizes_and_times_are_rounded_as_in_the_terminal(browser, page):
     times = [0.0, 0.125, 6.125, 12.25, 12.75, 8.345, 1250.0, 4125.0, *(eighths / 8 for eighths in range(1, 900, 7))]
     shown = browser.run(f"(() => {{ {used} return {json.dumps(times)}.map((n) => showTime(n)); }})()")
     assert shown == [show_time(time_us) for time_us in times]
+    rates = [0.0, 0.0427, 0.4, 4.0, 9.996, 42.34, 99.97, 100.5, 1234567.0]
+    shown = browser.run(f"(() => {{ {used} return {json.dumps(rates)}.map((n) => showRate(n)); }})()")
+    assert shown == [show_rate(rate) for rate in rates]
 
 
 def test_measured_beside_predicted(browser, tmp_path):

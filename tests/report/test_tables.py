@@ -6,21 +6,27 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.ablation import Ablation
+from mbc.fit import Probe
+from mbc.fit import figures as figures_of
 from mbc.hardware.streams import Stream
 from mbc.plan.diff import diff_plans
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Kernel
 from mbc.plan.summary import settings_words, summarise
+from mbc.report.ablation import ablation_text
 from mbc.report.columns import Column, cut, render
 from mbc.report.differences import diff_text
 from mbc.report.documents import diff_document, plan_document
+from mbc.report.fit import batch_line
 from mbc.report.html.answers import answers
 from mbc.report.html.facts import facts_of
+from mbc.report.html.head import figures
 from mbc.report.html.packed_rows import Texts, rows_of
 from mbc.report.html.program_data import program_data
 from mbc.report.memory import sparkline
 from mbc.report.show import plan_text
-from mbc.report.tables import micro_batches, operations_table, over
+from mbc.report.tables import micro_batches, operations_table, over, totals_text
 from mbc.units import show_range, show_time
 from tests.plan.chains import random_plan
 from tests.report.plans import PLANS
@@ -180,6 +186,15 @@ def test_measured_plan_has_no_mark():
     text = plan_text(plan)
     assert "~" not in text[text.index("in all") :] and " to " not in text[text.index("in all") :]
     assert "100 % of the step measured" in text and re.search("overhead +381.5 MiB  measured", text)
+
+
+def test_rates_below_ten_have_decimals():
+    small = PLANS["small"]()
+    plan = replace(small, predictions=replace(small.predictions, train_us=small.graph.batch * 1e6 / 0.4))
+    assert "; 0.400 samples/s, " in totals_text(plan)
+    assert next(one.value for one in figures(plan) if one.name == "throughput") == "0.400 images/s"
+    assert ", ~0.400 images/s, takes" in batch_line(Probe(plan.graph.batch, figures_of(plan), None))
+    assert "  0.400" in ablation_text([Ablation(frozenset(), figures_of(plan), fits=True)])
 
 
 def test_sparkline():

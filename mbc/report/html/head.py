@@ -13,7 +13,7 @@ from mbc.report.collectives import ranks_text
 from mbc.report.figure_names import figure_name
 from mbc.report.step_times import range_text
 from mbc.report.tables import OVERHEAD, profile_of, time_cell
-from mbc.units import show_given, show_size
+from mbc.units import show_given, show_rate, show_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _step_figures(plan: Plan, waited_for: bool) -> tuple[Figure, ...]:
     guess = p.measured_share < 1
     last = range_text(p.train_low_us, p.train_high_us, p.measured_share)
     whose = f"of {ranks_text(_members(plan))}, the slowest, for which all wait; " if waited_for else ""
-    images = f"{samples_per_s(plan):,.0f} images/s" if p.train_us else ""
+    images = f"{show_rate(samples_per_s(plan))} images/s" if p.train_us else ""
     rows = count * graph.global_batch
     throughput = Figure("throughput", images, f"batch {graph.global_batch}")
     if count == 1:
