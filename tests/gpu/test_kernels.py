@@ -1,62 +1,83 @@
 """mbc's own kernels on a real GPU, each in every layout and element type, against the operations in float64.
 
 The worst error of each kind is printed at the end, as a share of what is allowed (tests/kernels/cuda/launching.py says
-how much that is for each element type).
+how much that is for each element type). A newer GPU also poses as each older architecture, with its PTX, and runs the
+kernels that this architecture has. With MBC_MEMCHECK=1 no operand has bytes before or after it that would hide an
+access outside of it:
+
+    MBC_MEMCHECK=1 compute-sanitizer --target-processes all --error-exitcode 9 pytest tests/gpu/test_kernels.py
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
+from mbc.hardware.datasheet import capability_of
+from mbc.hardware.target import find_device
 from mbc.ir.types import Precision
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cuda.generated.lowering import lower
 from tests.kernels.cuda.cases import CASES, GENERATED, PRECISIONS, STATISTICS, Case
 from tests.kernels.cuda.groups import GENERATED_GROUPS, groups_in
-from tests.kernels.cuda.launching import REPEATED, TOLERANCES, Library, check, check_statistics, repeats
+from tests.kernels.cuda.launching import (
+    GUARD_BYTES,
+    REPEATED,
+    TOLERANCES,
+    Library,
+    check,
+    check_statistics,
+    offered_anywhere,
+    repeats,
+)
 
-Libraries = Callable[[Precision], Library]
+Libraries = Callable[..., Library]  # of a precision, and of an architecture as which the GPU poses
 
 
-ARENA_BYTES = 256 << 20
-LARGE_BYTES = 12 << 30  # for a volume of 64 x 256 x 448 x 448 elements and what is computed from it
+POSES = {"sm_75": Precision.FP16, "sm_80": Precision.BF16, "sm_86": Precision.BF16, "sm_89": Precision.BF16}
+MEMCHECK = os.environ.get("MBC_MEMCHECK") == "1"
 
 
 @dataclass
 class DeviceMemory:
-    """One allocation of GPU memory through PyCUDA, handed out piece by piece.
-
-    Each copy waits for the kernels of the default stream.
-    """
+    """GPU memory through PyCUDA, an allocation for each operand. Each copy waits for the default stream's kernels."""
 
     driver: Any
-    arena: Any
-    arena_bytes: int = ARENA_BYTES
-    used_bytes: int = 0
+    held: list[Any] = field(default_factory=list[Any])
 
     def allocate(self, size_bytes: int) -> int:
-        address = int(self.arena) + self.used_bytes
-        self.used_bytes += -(-size_bytes // 256) * 256
-        assert self.used_bytes <= self.arena_bytes
-        return address
+        self.held.append(self.driver.mem_alloc(max(1, size_bytes)))
+        return int(self.held[-1])
 
     def write(self, address: int, data: bytes) -> None:
-        self.driver.memcpy_htod(address, data)
+        if data:
+            self.driver.memcpy_htod(address, data)
 
     def read(self, address: int, size_bytes: int) -> bytes:
         data = bytearray(size_bytes)
-        self.driver.memcpy_dtoh(data, address)
+        if data:
+            self.driver.memcpy_dtoh(data, address)
         return bytes(data)
 
     def free_all(self) -> None:
-        self.used_bytes = 0
+        while self.held:
+            self.held.pop().free()
+
+
+def posing(pose: str) -> tuple[list[str], Callable[[Request], list[Candidate]]]:
+    """Return the kernels that a GPU which poses has, and the function that offers them for a request."""
+    device = find_device(f"auto@{pose}")
+    names = [name for name, kernel in KERNELS.items() if kernel.needs is None or device.has(kernel.needs)]
+    return names, lambda request: list(OWN.candidates(request, device))
 
 
 @pytest.fixture(scope="module")
@@ -72,23 +93,26 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
         pytest.skip(f"no GPU: {error}")
     context = device.retain_primary_context()
     context.push()
-    arena = driver.mem_alloc(ARENA_BYTES)
-    architecture = "sm_{}{}".format(*device.compute_capability())
-    built: dict[Precision, Library] = {}
+    own = "sm_{}{}".format(*device.compute_capability())
+    built: dict[tuple[Precision, str], Library] = {}
 
-    def library(precision: Precision) -> Library:
-        if precision not in built:
+    def library(precision: Precision, pose: str = "") -> Library:
+        if pose and capability_of(pose) >= capability_of(own):
+            pytest.skip("the GPU is not newer")
+        if (precision, pose) not in built:
             path = tmp_path_factory.mktemp("kernels") / "libkernels.so"
             lowered = {lower(case.request(precision)) for case in (*GENERATED, *GENERATED_GROUPS)}
             programs = {one.program.name: one.program for one in lowered if one is not None}
-            build_kernel_library(architecture, precision, path, toolchain, programs=tuple(programs.values()))
-            built[precision] = Library(ctypes.CDLL(str(path)), DeviceMemory(driver, arena))
-        return built[precision]
+            kernels, offered = posing(pose) if pose else (None, offered_anywhere)
+            build_kernel_library(pose or own, precision, path, toolchain, kernels, tuple(programs.values()))
+            memory, guard_bytes = DeviceMemory(driver), 0 if MEMCHECK else GUARD_BYTES
+            handle = ctypes.CDLL(str(path))
+            built[precision, pose] = Library(handle, memory, guard_bytes=guard_bytes, offered=offered)
+        return built[precision, pose]
 
     try:
         yield library
     finally:
-        arena.free()
         context.pop()
 
 
@@ -106,14 +130,28 @@ def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision]
         terminal.write_line(f"  {kind:32} {cells}")
 
 
+def cases_in(precision: Precision) -> list[Case]:
+    """Return all cases of a precision."""
+    return [c for c in (*CASES, *GENERATED, *GENERATED_GROUPS, *groups_in(precision)) if precision in c.precisions]
+
+
 @pytest.mark.parametrize(
     ("case", "precision"),
-    [(c, p) for p in PRECISIONS for c in (*CASES, *GENERATED, *GENERATED_GROUPS, *groups_in(p)) if p in c.precisions],
+    [(c, p) for p in PRECISIONS for c in cases_in(p)],
     ids=lambda value: value.name if isinstance(value, Case) else str(value),
 )
 def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: dict[tuple[str, Precision], float]):
     share = check(libraries(precision), case, precision)
     worst[case.kind, precision] = max(worst[case.kind, precision], share)
+
+
+@pytest.mark.parametrize(
+    ("case", "pose"),
+    [(case, pose) for pose, precision in POSES.items() for case in cases_in(precision)],
+    ids=lambda value: value.name if isinstance(value, Case) else str(value),
+)
+def test_kernel_of_a_gpu_that_poses(case: Case, pose: str, libraries: Libraries):
+    check(libraries(POSES[pose], pose), case, POSES[pose])
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
@@ -123,12 +161,5 @@ def test_statistics_of_a_convolutions_result(case: Case, precision: Precision, l
 
 
 @pytest.mark.parametrize("kind", REPEATED)
-def test_samples_of_more_than_2_to_the_31_elements(kind: str, libraries: Libraries):
-    library = libraries(Precision.BF16)
-    assert isinstance(library.memory, DeviceMemory)
-    driver = library.memory.driver
-    memory = DeviceMemory(driver, driver.mem_alloc(LARGE_BYTES), LARGE_BYTES)
-    try:
-        assert repeats(Library(library.handle, memory), kind, 128, 64, (448, 448))
-    finally:
-        memory.arena.free()
+def test_repeated_samples_of_more_than_2_to_the_31_elements(kind: str, libraries: Libraries):
+    assert repeats(libraries(Precision.BF16), kind, 128, 64, (448, 448))

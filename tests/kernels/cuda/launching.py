@@ -75,11 +75,15 @@ class HostMemory:
 
 @dataclass
 class Library:
-    """A shared library of kernels, their memory, and a function that compiles a generated kernel which is needed."""
+    """A shared library of kernels, their memory, and a function that compiles a generated kernel which is needed.
+
+    Each operand has `guard_bytes` before and after it, which must stay as they are.
+    """
 
     handle: ctypes.CDLL
     memory: Memory
     stream: int = 0
+    guard_bytes: int = GUARD_BYTES
     generate: Callable[[MapProgram], ctypes.CDLL] | None = None
     generated: dict[str, ctypes.CDLL] = field(default_factory=dict[str, ctypes.CDLL])
     offered: Callable[[Request], list[Candidate]] = field(default_factory=lambda: offered_anywhere)
@@ -371,11 +375,11 @@ class Trial:
         return results
 
     def _place(self, data: bytes, shift: int, guards: list[tuple[int, bytes]], constant: bool) -> int:
-        memory = self.library.memory
-        guard = bytes([POISON]) * GUARD_BYTES
-        base = memory.allocate(GUARD_BYTES + shift + len(data) + GUARD_BYTES)
-        address = base + GUARD_BYTES + shift
-        memory.write(base, guard + guard[:shift] + data + guard)
+        memory, guard_bytes = self.library.memory, self.library.guard_bytes
+        guard = bytes([POISON]) * guard_bytes
+        base = memory.allocate(guard_bytes + shift + len(data) + guard_bytes)
+        address = base + guard_bytes + shift
+        memory.write(base, guard + bytes([POISON]) * shift + data + guard)
         guards.append((base, guard))
         guards.append((address, data + guard) if constant else (address + len(data), guard))
         return address
