@@ -53,6 +53,8 @@ CARDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(_DATA["cards"])
 FIGURE_SOURCES: Mapping[str, str] = MappingProxyType(_DATA["sources"])
 # By compute capability in tenths.
 MULTIPROCESSORS = MappingProxyType({int(key): Multiprocessor(**row) for key, row in _DATA["architectures"].items()})
+# Architectures for which the CUDA toolkit makes code.
+BUILDABLE = tuple(f"sm_{capability}" for capability in MULTIPROCESSORS if capability >= OLDEST_CAPABILITY)
 
 
 def capability_of(architecture: str) -> int:
@@ -199,10 +201,7 @@ def check_architecture(architecture: str) -> None:
     if not _ARCHITECTURE.fullmatch(architecture):
         raise ValueError(f"'{architecture}' is not an architecture such as sm_86")
     if capability_of(architecture) not in MULTIPROCESSORS:
-        raise ValueError(
-            f"'{architecture}' is none of the architectures "
-            f"{', '.join(f'sm_{c}' for c in MULTIPROCESSORS if c >= OLDEST_CAPABILITY)}"
-        )
+        raise ValueError(f"'{architecture}' is none of the architectures {', '.join(BUILDABLE)}")
 
 
 def sheet_fault(sheet: Datasheet) -> str:

@@ -11,8 +11,11 @@ import re
 from typing import NamedTuple
 
 from mbc.errors import MbcError
+from mbc.hardware.datasheet import BUILDABLE
 
 _SIGN = "@"
+# Poses as people write them: h200@sm86, h200@SM-86, h200@compute_86, h200@8.6.
+_MISSPELT = re.compile(rf"([^{_SIGN}]+{_SIGN}(?:\d+{_SIGN})?)(?:sm|compute)?[-_ ]?(\d{{1,2}})\.?(\d)", re.A | re.I)
 _SUFFIXES = re.compile(rf"(?:{_SIGN}(\d{{1,4}}))?(?:{_SIGN}(sm_\d{{2,3}}))?", re.ASCII)
 # CUDA Driver API, "Green Contexts": the least number of multiprocessors of a part, and the number of which it must be a
 # multiple, by the major compute capability; from 9 on the last entry.
@@ -51,9 +54,17 @@ def split_name(name: str) -> GpuName:
         raise MbcError(
             "MBC286",
             f"'{name}' is not a part of a GPU",
-            "write a number of multiprocessors after @, as in h100@72, or an architecture to pose as, as in h100@sm_80",
+            f"{_meant(name)}write a number of multiprocessors after @, as in h100@72, or an architecture to pose as, "
+            "as in h100@sm_80",
         )
     return GpuName(whole, None if match[1] is None else int(match[1]), match[2] or "")
+
+
+def _meant(name: str) -> str:
+    """Return a question after the architecture that a misspelt pose means (`h200@sm86`); empty if it means none."""
+    match = _MISSPELT.fullmatch(name)
+    pose = "" if match is None else f"sm_{match[2]}{match[3]}"
+    return f"did you mean {match[1]}{pose}? Else " if match is not None and pose in BUILDABLE else ""
 
 
 def whole_name(name: str) -> str:

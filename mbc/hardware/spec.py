@@ -11,15 +11,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.hardware.card_names import choose_card
 from mbc.hardware.collective_times import CollectiveModel, Link
-from mbc.hardware.datasheet import (
-    CARDS,
-    MULTIPROCESSORS,
-    OLDEST_CAPABILITY,
-    Datasheet,
-    capability_of,
-    multiprocessor_of,
-    sheet_of,
-)  # fmt: skip
+from mbc.hardware.datasheet import BUILDABLE, CARDS, Datasheet, capability_of, multiprocessor_of, sheet_of
 from mbc.hardware.instructions import Instruction, has_instruction
 from mbc.hardware.part import GpuName, check_part, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
@@ -249,16 +241,18 @@ def _check_pose(spec: DeviceSpec, architecture: str) -> None:
     Raises:
         MbcError: MBC288, the architecture is unknown, or has instructions that the GPU lacks.
     """
-    listed = [f"sm_{capability}" for capability in MULTIPROCESSORS if capability >= OLDEST_CAPABILITY]
-    pose = posed(spec, architecture)
-    if architecture not in listed:
-        why = "which mbc does not know"
-    elif architecture == spec.architecture:
-        why = "which is its own architecture"
-    elif lacking := [one for one in Instruction if pose.has(one) and not spec.has(one)]:
-        why = f"which has instructions that it lacks: {', '.join(lacking)}"
-    else:
+    if not (why := _obstacle(spec, architecture)):
         return
-    older = [one for one in listed if capability_of(one) < capability_of(spec.architecture)]
-    remedy = f"choose an older architecture: {', '.join(older)}" if older else "plan for the GPU as it is"
+    possible = [one for one in BUILDABLE if not _obstacle(spec, one)]
+    remedy = f"choose another architecture: {', '.join(possible)}" if possible else "plan for the GPU as it is"
     raise MbcError("MBC288", f"{spec.name} ({spec.architecture}) cannot pose as {architecture}, {why}", remedy)
+
+
+def _obstacle(spec: DeviceSpec, architecture: str) -> str:
+    """Return why the GPU cannot pose as the architecture; an empty text if it can."""
+    if architecture not in BUILDABLE:
+        return "which mbc does not know"
+    if architecture == spec.architecture:
+        return "which is its own architecture"
+    lacking = [one for one in Instruction if has_instruction(architecture, one) and not spec.has(one)]
+    return f"which has instructions that it lacks: {', '.join(lacking)}" if lacking else ""

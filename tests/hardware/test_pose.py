@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import warnings
 from collections.abc import Sequence
@@ -58,14 +59,15 @@ def plan_for(gpu: str, precision: str = "bf16", providers: tuple[str, ...] = ())
 @pytest.mark.parametrize("card", CARDS)
 def test_a_pose_has_the_limits_of_both(card: str) -> None:
     """A GPU keeps its size while it poses, and has no instruction and no byte that either of both lacks."""
-    whole, posed_as = find_spec(card), 0
+    whole, posed_as, offered = find_spec(card), [], []
     for capability in MULTIPROCESSORS:
         try:
             pose = find_device(f"{card}@sm_{capability}")
         except MbcError as error:
             assert error.code == "MBC288" and f"cannot pose as sm_{capability}" in error.message
+            offered.append(re.findall(r"sm_\d+", error.remedy))
             continue
-        posed_as += 1
+        posed_as.append(pose.architecture)
         twin = next((s for s in device_specs().values() if s.architecture == pose.architecture), whole)
         for instruction in Instruction:
             assert pose.has(instruction) == (whole.has(instruction) and twin.has(instruction))
@@ -76,7 +78,8 @@ def test_a_pose_has_the_limits_of_both(card: str) -> None:
         assert replace(pose, name=whole.name, architecture=whole.architecture, measured=whole.measured,
                        bf16_tflops=whole.bf16_tflops, tf32_tflops=whole.tf32_tflops) == whole  # fmt: skip
     older = [c for c in MULTIPROCESSORS if 75 <= c < capability_of(whole.architecture)]
-    assert posed_as >= (len(older) if capability_of(whole.architecture) < 100 else 1) or not older
+    assert len(posed_as) >= (len(older) if capability_of(whole.architecture) < 100 else 1) or not older
+    assert all(choices == posed_as for choices in offered), "an error names exactly the poses that the GPU can take"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_a_pose_has_the_limits_of_both(card: str) -> None:
     [
         ("a100-40@sm_90", "instructions that it lacks: wgmma, cluster"),
         ("t4@sm_80", "(sm_75) cannot pose as sm_80, which has instructions that it lacks: mma.sync"),
-        ("h200@sm_100", "instructions that it lacks: tcgen05\nhelp: choose an older architecture: sm_75, sm_80"),
+        ("h200@sm_100", "instructions that it lacks: tcgen05\nhelp: choose another architecture: sm_75, sm_80, "),
         ("h200@sm_90", "which is its own architecture"),
         ("h200@sm_130", "which mbc does not know"),
         ("h200@sm_70", "which mbc does not know"),
