@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mbc.units import show_rate, show_size, with_article
 
 if TYPE_CHECKING:
     from mbc.hardware.target import LocalGpu
+
+_UNITS = {"mhz": "MHz", "gb": "GB", "s": "GB/s", "kib": "KiB"}  # of figures, by the last word of their names
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,37 +96,31 @@ def _by_the_driver(gpu: LocalGpu) -> str:
 
 
 def _show(name: str, as_json: bool) -> int:
-    """Print the figures of one listed GPU with their sources, or its row as a file for --gpu."""
-    from mbc.hardware.datasheet import CARDS
-    from mbc.hardware.datasheet import FIGURE_SOURCES as sources
+    """Print the figures of one GPU, those of a listed one with their sources, or its row as a file for --gpu."""
+    from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, FIGURES, read_sheet, sheet_of
     from mbc.hardware.spec import device_specs, find_spec
 
-    spec = find_spec(name)
-    key = next(key for key, one in device_specs().items() if one is spec)
-    row = CARDS[key]
+    if name.endswith(".json"):
+        (sheet, row), key, sources = read_sheet(Path(name)), name, None
+    else:
+        key = next(key for key, one in device_specs().items() if one is find_spec(name))
+        sheet, row, sources = sheet_of(CARDS[key]), CARDS[key], FIGURE_SOURCES
     if as_json:
         print(json.dumps({field: value for field, value in row.items() if field != "planning"}, indent=2))
         return 0
-    print(f"{spec.name} ({key}), {spec.architecture}\n")
-    of_figures = row.get("sources", {})
-    for figure, (value, unit) in _figures(row).items():
-        print(f"{figure:<16} {value:>9g} {unit:<5} {sources[of_figures.get(figure, row['source'])]}")
-    if "page" in row:
+    print(f"{sheet.name} ({key}), {sheet.architecture}\n")
+    for figure in (name for name in row if name in FIGURES):
+        unit = _UNITS.get(figure.rpartition("_")[2], "")
+        source = "" if sources is None else sources[row.get("sources", {}).get(figure, row["source"])]
+        print(f"{figure:<16} {row[figure]:>9g} {unit:<5} {source}".rstrip())
+    if sources and "page" in row:
         print(f"{'':<32} {row['page']}")
-    published = row["published"]
-    assert spec.sheet is not None
+    published = row.get("published", {})
     for peak, field, rate in (
-        ("fp32", "fp32_tflops", spec.sheet.fp32_tflops),
-        ("fp16, tensor cores", "tensor_tflops", spec.sheet.fp16_tflops),
+        ("fp32", "fp32_tflops", sheet.fp32_tflops),
+        ("fp16, tensor cores", "tensor_tflops", sheet.fp16_tflops),
     ):
-        document = sources[row["published_source"]]
-        beside = f" (published: {published[field]:g}, {document})" if field in published else ""
+        document = "" if sources is None else f", {sources[row['published_source']]}"
+        beside = f" (published: {published[field]:g}{document})" if field in published else ""
         print(f"peak in {peak}: {rate:.1f} TFLOP/s{beside}")
     return 0
-
-
-def _figures(row: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """Return the figures of a listed GPU and their units."""
-    units = {"mhz": "MHz", "gb": "GB", "s": "GB/s", "kib": "KiB"}
-    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and value is not True}
-    return {name: (value, units.get(name.rpartition("_")[2], "")) for name, value in numbers.items()}

@@ -24,6 +24,10 @@ OLDEST_CAPABILITY = 75  # Turing, the oldest that CUDA 13 and cuDNN for it suppo
 _USABLE_MEMORY, _USABLE_SHARED_MEMORY, _ATTAINABLE_BANDWIDTH, _ECC_SHARE = 0.985, 0.935, 0.9, 15 / 16
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?", re.ASCII)
 _LARGEST = 1e15
+# Limits that no card reaches. Of all listed cards, the slowest reads its memory in 0.5 s, and the largest L2 cache has
+# a 256th of the memory. A multiprocessor takes 64 bytes a clock from the L2 cache (Jia et al., "Dissecting the NVIDIA
+# Volta GPU Architecture via Microbenchmarking", 2018). Sparsity and accumulation in fp16 each double a published peak.
+_READING_S, _L2_SHARE, _BYTES_A_CLOCK, _PEAK_RATIO = 4.0, 1 / 32, 64, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +145,27 @@ _FREE = {"tensor_mhz": (100, 10_000), "fp32_accumulation": (0.1, 1), "nvlink_gb_
 _WHOLE = frozenset({"multiprocessors", "l2_kib", "pcie_generation", "pcie_lanes", "shared_kib"})
 _TEXTS = frozenset({"name", "architecture"})
 _FLAGS = frozenset({"ecc", "integrated"})
-_NOTES = frozenset(
-    {"source", "sources", "page", "published", "published_source", "planning"}
-)  # they describe the figures
+_NOTES = frozenset({"source", "sources", "page", "published", "published_source", "planning"})  # on the figures
+FIGURES = (*_NEEDED, *_FREE)
 
 
 def sheet_of(row: Mapping[str, Any]) -> Datasheet:
     """Return the datasheet of a row of `data/gpus.json` or of a user's file.
 
     Raises:
-        ValueError: A field is missing, unknown or nonsense; the message names it.
+        ValueError: A field is missing, unknown or nonsense, or fields contradict each other; the message names them.
     """
     _check(row)
-    kept: dict[str, Any] = {
-        key: row[key] for key in ("name", "architecture", *_NEEDED, *_FREE, "integrated") if key in row
-    }
+    kept: dict[str, Any] = {key: row[key] for key in ("name", "architecture", "integrated", *FIGURES) if key in row}
     share = _USABLE_SHARED_MEMORY if row.get("integrated") else _USABLE_MEMORY
     share *= _ECC_SHARE if row.get("ecc") else 1.0
     kept["memory_bytes"] = int(kept.pop("memory_gb") * share * (1 << 30))
     kept["l2_bytes"] = kept.pop("l2_kib") << 10
     kept["shared_bytes"] = kept.pop("shared_kib", 0) << 10
     kept.setdefault("fp32_accumulation", accumulation_of(row["name"]))
-    return Datasheet(**kept)
+    sheet = Datasheet(**kept)
+    _check_contradictions(row, sheet)
+    return sheet
 
 
 def accumulation_of(name: str) -> float:
@@ -171,8 +174,8 @@ def accumulation_of(name: str) -> float:
 
 
 def _check(row: Mapping[str, Any]) -> None:
-    if unknown := sorted(set(row) - set(_NEEDED) - set(_FREE) - _TEXTS - _FLAGS - _NOTES):
-        raise ValueError(f"'{unknown[0]}' is not a figure of a card; the figures are {', '.join((*_NEEDED, *_FREE))}")
+    if unknown := sorted(set(row) - set(FIGURES) - _TEXTS - _FLAGS - _NOTES):
+        raise ValueError(f"'{unknown[0]}' is not a figure of a card; the figures are {', '.join(FIGURES)}")
     if missing := [key for key in ("name", "architecture", *_NEEDED) if key not in row]:
         raise ValueError(f"it lacks {', '.join(missing)}")
     for key in _TEXTS:
@@ -187,6 +190,28 @@ def _check(row: Mapping[str, Any]) -> None:
         if key in row:
             _check_number(key, row[key], low, high)
     check_architecture(row["architecture"])
+
+
+def _check_contradictions(row: Mapping[str, Any], sheet: Datasheet) -> None:
+    """Raise a ValueError if a figure has a value that it has on no card with these other figures."""
+    clocked_gb_s = _BYTES_A_CLOCK * sheet.multiprocessors * sheet.boost_mhz * 1e-3
+    limits = {
+        ("bandwidth_gb_s", "memory_gb", "multiprocessors", "boost_mhz"): (row["memory_gb"] / _READING_S, clocked_gb_s),
+        ("l2_kib", "memory_gb"): (0, _L2_SHARE * row["memory_gb"] * (1 << 20)),
+        ("tensor_mhz", "boost_mhz"): (0, sheet.boost_mhz),
+        ("shared_kib", "architecture"): (0, multiprocessor_of(sheet.architecture).shared_kib),
+        ("nvlink_gb_s", "bandwidth_gb_s"): (0, sheet.bandwidth_gb_s),
+    }
+    if not isinstance(row.get("published", {}), Mapping):
+        raise ValueError("'published' does not hold peaks by their names")
+    figures = {**row.get("published", {}), **row}
+    for key, peak in (("fp32_tflops", sheet.fp32_tflops), ("tensor_tflops", sheet.fp16_tflops)):
+        _check_number(key, figures.get(key, 0), 0, _LARGEST)
+        limits[key, "multiprocessors", "boost_mhz", "architecture"] = peak / _PEAK_RATIO, peak * _PEAK_RATIO
+    for (key, *others), (low, high) in limits.items():
+        if key in figures and not low <= figures[key] <= high:
+            given = ", ".join(f"'{other}' {figures[other]}" for other in others)
+            raise ValueError(f"'{key}' is {figures[key]:.10g}; with {given} it is from {low:.6g} to {high:.6g}")
 
 
 def _check_number(key: str, value: Any, low: float, high: float) -> None:
@@ -206,30 +231,28 @@ def check_architecture(architecture: str) -> None:
 
 def sheet_fault(sheet: Datasheet) -> str:
     """Return which figure of a plan's datasheet is nonsense; an empty text if none is."""
-    numbers = {
-        "multiprocessors": sheet.multiprocessors, "boost_mhz": sheet.boost_mhz, "memory_bytes": sheet.memory_bytes,
-        "bandwidth_gb_s": sheet.bandwidth_gb_s, "l2_bytes": sheet.l2_bytes, "pcie_generation": sheet.pcie_generation,
-        "pcie_lanes": sheet.pcie_lanes, "fp32_accumulation": sheet.fp32_accumulation,
-    }  # fmt: skip
+    figures = {"memory_bytes", "l2_bytes", "fp32_accumulation", *_NEEDED} - {"memory_gb", "l2_kib"}
     if not _ARCHITECTURE.fullmatch(sheet.architecture):
         return "architecture"
-    fault = next((key for key, value in numbers.items() if not 0 < value < _LARGEST), "")
+    fault = next((key for key in sorted(figures) if not 0 < getattr(sheet, key) < _LARGEST), "")
     free = (sheet.tensor_mhz, sheet.nvlink_gb_s, sheet.shared_bytes)
     return fault or ("tensor_mhz" if any(not 0 <= value < _LARGEST for value in free) else "")
 
 
-def read_sheet(path: Path) -> Datasheet:
-    """Return the datasheet in a user's file.
+def read_sheet(path: Path) -> tuple[Datasheet, Mapping[str, Any]]:
+    """Return the datasheet in a user's file, and its fields as they are written.
 
     Raises:
-        MbcError: MBC069, the file cannot be read, or a figure in it is missing, unknown or nonsense.
+        MbcError: MBC069, the file cannot be read, or a figure in it is missing, unknown, nonsense, or contradicts
+            others.
     """
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(row, dict):
             raise ValueError("it is not one JSON object")
-        return sheet_of(cast("dict[str, Any]", row))
-    except (OSError, ValueError, RecursionError) as error:
+        fields = cast("dict[str, Any]", row)
+        return sheet_of(fields), fields
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         if isinstance(error, json.JSONDecodeError):
             why = f"it is not JSON ({why})"

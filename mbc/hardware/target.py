@@ -111,7 +111,7 @@ def find_device(gpu: str) -> DeviceSpec:
     if name.whole != gpu:
         return restricted(find_device(name.whole), name)
     if gpu.endswith(".json"):
-        return spec_of(read_sheet(Path(gpu)))
+        return spec_of(read_sheet(Path(gpu))[0])
     if gpu != "auto":
         return find_spec(gpu)
     if part := mig_slice():

@@ -244,6 +244,11 @@ def test_a_card_of_ones_own(mbc):
     """The plan has the figures of the card, because no list has them."""
     row = mbc("gpus", "rtx-3060", "--json").json
     Path("card.json").write_text(json.dumps(row | {"name": "Mine", "multiprocessors": 30}))
+    shown = mbc("gpus", "card.json").out
+    assert shown.startswith("Mine (card.json), sm_86\n") and re.search(r"^multiprocessors +30$", shown, re.MULTILINE)
+    assert "peak in fp32: 13.6 TFLOP/s (published: 12.7)\n" in shown and "TechPowerUp" not in shown
+    assert mbc("gpus", "card.json", "--json").json["multiprocessors"] == 30
+    assert "error MBC069: the datasheet 'none.json' cannot be used" in mbc("gpus", "none.json").err
     done = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "card.json")
     assert done.code == 0 and "for Mine (sm_86)" in done.out
     target = json.loads(Path("net/plan.json").read_text())["target"]

@@ -74,7 +74,7 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
     path.write_text(json.dumps(CARD | {"shared_kib": 64}))
     device = find_device(str(path))
     assert (device.name, device.multiprocessors, device.shared_bytes_of_block) == ("My card", 28, 64 << 10)
-    assert device == spec_of(read_sheet(path))
+    assert device == spec_of(read_sheet(path)[0])
     assert device.fp16_tflops == 2 * sheet_of(CARD | {"name": "GeForce of mine"}).fp16_tflops
     assert find_device(f"{path}@8").multiprocessors == 8
     rows = {key: {k: v for k, v in row.items() if k != "planning"} for key, row in CARDS.items()}
@@ -95,6 +95,7 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
         ({"memory_gb": "12"}, "'memory_gb' is \"12\"; it has to be a number from 0.5 to 65536"),
         ({"memory_gb": 12884901888}, "'memory_gb' is 12884901888; it has to be a number"),
         ({"boost_mhz": float("nan")}, "'boost_mhz' is NaN; it has to be a number"),
+        ({"boost_mhz": 10**400}, "int too large to convert to float"),
         ({"boost_mhz": True}, "'boost_mhz' is true; it has to be a number"),
         ({"tensor_mhz": -1}, "'tensor_mhz' is -1; it has to be a number"),
         ({"architecture": "ampere"}, "'ampere' is not an architecture such as sm_86"),
@@ -104,6 +105,17 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
         ({"name": "a@b"}, "'name' has an @"),
         ({"ecc": 1}, "'ecc' is not true or false"),
         ({"cores": 3584}, "'cores' is not a figure of a card; the figures are multiprocessors"),
+        ({"memory_gb": 12288}, "'bandwidth_gb_s' is 360; with 'memory_gb' 12288, 'multiprocessors' 28, "),
+        ({"bandwidth_gb_s": 1.8}, "'bandwidth_gb_s' is 1.8; with 'memory_gb' 12,"),
+        ({"multiprocessors": 1}, "'multiprocessors' 1, 'boost_mhz' 1777 it is from 3 to 113.728"),
+        ({"bandwidth_gb_s": 360_000}, "'bandwidth_gb_s' is 360000; with"),
+        ({"l2_kib": 3072 << 10}, "'l2_kib' is 3145728; with 'memory_gb' 12 it is from 0 to 393216"),
+        ({"tensor_mhz": 1800}, "'tensor_mhz' is 1800; with 'boost_mhz' 1777 it is from 0 to 1777"),
+        ({"shared_kib": 100}, "'shared_kib' is 100; with 'architecture' sm_86 it is from 0 to 99"),
+        ({"nvlink_gb_s": 450}, "'nvlink_gb_s' is 450; with 'bandwidth_gb_s' 360 it is from 0 to 360"),
+        ({"published": {"tensor_tflops": 900}}, "'tensor_tflops' is 900; with 'multiprocessors' 28, 'boost_mhz' 1777,"),
+        ({"published": "fp32_tflops"}, "'published' does not hold peaks by their names"),
+        ({"published": {"fp32_tflops": "12"}}, "'fp32_tflops' is \"12\"; it has to be a number"),
     ],
 )
 def test_a_file_with_nonsense(tmp_path: Path, text: str | dict[str, Any], said: str) -> None:

@@ -121,11 +121,11 @@ def add_gpus(commands: Commands) -> None:
     """Add `mbc gpus`."""
     parser = command(
         commands, "gpus", "List the GPUs that can be planned for, and those of this machine.",
-        "  mbc gpus\n  mbc gpus 'RTX 3060'\n  mbc gpus rtx-3060 --json > card.json",
+        "  mbc gpus\n  mbc gpus 'RTX 3060'\n  mbc gpus rtx-3060 --json > card.json\n  mbc gpus card.json",
     )  # fmt: skip
     parser.add_argument(
         "card", nargs="?", metavar="NAME",
-        help="show the figures of this GPU and their sources; with --json as a file for --gpu",
+        help="show the figures of this GPU and their sources, or of a file for --gpu; with --json as such a file",
     )  # fmt: skip
     add_json(parser)
 
