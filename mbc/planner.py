@@ -18,6 +18,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import local_memory_bytes
 from mbc.ir.graph import TrainingGraph
 from mbc.measuring import Measuring, can_measure
+from mbc.optimize.bounds.arena_bytes import bytes_of_states
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.effort import SLOW_PROBE
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
@@ -132,7 +133,7 @@ def _plan_sharded_or_not(task: Task, stages: Stages) -> Plan:
     except BudgetError as refusal:
         graph = task.sharded()
         lacking_bytes = refusal.needed_bytes - task.constraints.limits.budget_bytes
-        freed_bytes = _states_bytes(task.graph) - _states_bytes(graph)
+        freed_bytes = bytes_of_states(task.graph) - bytes_of_states(graph)
         if graph == task.graph or (task.options.is_probe and lacking_bytes > SHARDS_BYTES * freed_bytes):
             raise
         return _TaskPlanner(replace(task, graph=graph), stages).plan()
@@ -147,10 +148,6 @@ def _plan_sharded_or_not(task: Task, stages: Stages) -> Plan:
     except BudgetError:
         return plan
     return min(plan, sharded, key=lambda one: one.predictions.train_us)
-
-
-def _states_bytes(graph: TrainingGraph) -> int:
-    return sum(graph.values[state.value].type.size_bytes for state in graph.states)
 
 
 @dataclass

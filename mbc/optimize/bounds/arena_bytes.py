@@ -55,12 +55,17 @@ def least_arena(
         theirs = _needs_bytes(other, host_bytes, split, workspaces)
         needs = {name: min(taken, theirs.get(name, taken)) for name, taken in needs.items()}
     worst = max(needs, key=lambda name: needs[name])
-    sizes, movable = _states(first.table)
-    offloaded = min(host_bytes, sum(sizes[name] for name in movable))
-    states_bytes = sum(sizes.values()) - offloaded
-    inputs_bytes = sum(aligned(first.table.graph.values[name].type.size_bytes) for name in first.table.graph.inputs)
-    operation = next(op for op in (*first.table.graph.train, *first.table.graph.infer) if op.name == worst)
+    graph = first.table.graph
+    states_bytes = bytes_of_states(graph) - min(host_bytes, bytes_of_states(graph, of_optimizer=True))
+    inputs_bytes = sum(aligned(graph.values[name].type.size_bytes) for name in graph.inputs)
+    operation = next(op for op in (*graph.train, *graph.infer) if op.name == worst)
     return LeastArena(states_bytes + needs[worst], operation, states_bytes + inputs_bytes)
+
+
+def bytes_of_states(graph: TrainingGraph, of_optimizer: bool = False) -> int:
+    """Return the bytes of all states in the arena; `of_optimizer`: only those of the optimizer."""
+    values = (graph.values[state.value] for state in graph.states)
+    return sum(aligned(v.type.size_bytes) for v in values if not of_optimizer or v.role is Role.OPTIMIZER)
 
 
 def floor_bytes(fusion: Fusion, host_bytes: int = 0, split: bool = False) -> tuple[int, Operation]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from mbc.errors import BudgetError
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import aligned
-from mbc.ir.graph import Role, TrainingGraph
+from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize import effort
-from mbc.optimize.bounds.arena_bytes import LeastArena
+from mbc.optimize.bounds.arena_bytes import LeastArena, bytes_of_states
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.plan.model import Plan
@@ -37,9 +37,9 @@ def cannot_fit(
     graph, floor, operation = table.graph, least.total_bytes, least.operation
     outside_bytes = techniques.outside_bytes
     available_bytes = budget_bytes - overhead_bytes
-    movable_bytes = _states_bytes(graph, of_optimizer=True)
+    movable_bytes = bytes_of_states(graph, of_optimizer=True)
     rows = _most_rows(
-        table, available_bytes - _states_bytes(graph) + min(movable_bytes, outside_bytes), techniques.split
+        table, available_bytes - bytes_of_states(graph) + min(movable_bytes, outside_bytes), techniques.split
     )
     operands = (graph.values[name] for name in dict.fromkeys((*operation.inputs, *operation.outputs)))
     activations_bytes = sum(value.type.size_bytes for value in operands if value.per_sample)
@@ -175,19 +175,14 @@ def _set_precision(precision: str) -> str:
 def _fixed_bytes(plan: Plan) -> int:
     """Return the bytes of the arena that do not depend on the batch: states and the largest gradient of a parameter."""
     graph, predictions = plan.graph, plan.predictions
-    outside_bytes = min(predictions.host_bytes + predictions.peer_bytes, _states_bytes(graph, of_optimizer=True))
+    outside_bytes = min(predictions.host_bytes + predictions.peer_bytes, bytes_of_states(graph, of_optimizer=True))
     gradients = (v for v in graph.values.values() if not v.per_sample and not v.role.persistent)
     largest_bytes = max((aligned(v.type.size_bytes) for v in gradients), default=0)
-    return _states_bytes(graph) - outside_bytes + largest_bytes
+    return bytes_of_states(graph) - outside_bytes + largest_bytes
 
 
 def _above(bound_bytes: int) -> str:
     return f"raise memory.device above {show_enough(bound_bytes)}, a lower bound: most plans take more"
-
-
-def _states_bytes(graph: TrainingGraph, of_optimizer: bool = False) -> int:
-    values = (graph.values[state.value] for state in graph.states)
-    return sum(aligned(v.type.size_bytes) for v in values if not of_optimizer or v.role is Role.OPTIMIZER)
 
 
 def _most_rows(table: CandidateTable, available_bytes: int, split: bool) -> int:

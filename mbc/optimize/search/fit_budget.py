@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import cache
 
 from mbc.hardware.streams import aligned
-from mbc.ir.graph import Role
 from mbc.optimize import effort
-from mbc.optimize.bounds.arena_bytes import floor_bytes
+from mbc.optimize.bounds.arena_bytes import bytes_of_states, floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.fused_remat import defer_readers
@@ -178,9 +177,7 @@ def _converts_back(problem: Problem, techniques: AllowedTechniques) -> bool:
 
 def movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
     """Return the bytes of the optimizer's states that fit outside the arena."""
-    sizes = (table.graph.values[state.value] for state in table.graph.states)
-    all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
-    return min(all_bytes, techniques.outside_bytes)
+    return min(bytes_of_states(table.graph, of_optimizer=True), techniques.outside_bytes)
 
 
 def crowds_arena(states_bytes: int, available_bytes: int) -> bool:
