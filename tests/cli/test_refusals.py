@@ -28,6 +28,7 @@ network wide(batch = 8, classes = 3) {
 }
 train { optimizer = sgd(momentum=0.9) }
 """
+ROOT = Path(__file__).resolve().parents[2]
 PROVIDER_NAMES = {provider.name for provider in PROVIDERS}
 
 
@@ -136,6 +137,18 @@ def test_a_budget_below_the_floor(mbc):
     enough = re.search(r"; a plan that saves no memory fits (\S+)", error)
     assert enough is not None
     assert mbc("show", "tiny.mbc", *H200, "--set", f"memory.device={enough[1]}", "--json").code == 0
+
+
+@pytest.mark.parametrize("gpu", ["h200", "t4"])
+def test_the_size_that_saves_no_memory_is_at_most_that_of_a_plan_without_a_limit(mbc, gpu):
+    network = (str(ROOT / "examples" / "alexnet.mbc"), "--gpu", gpu)
+    free = mbc("show", *network, "--set", "memory.device=1TB", "--json").json["predictions"]
+    enough = re.search(
+        r"; a plan that saves no memory fits (\S+)", mbc("show", *network, "--set", "memory.device=1MB").err
+    )
+    assert enough is not None
+    assert parse_size(enough[1]) <= parse_size(show_enough(free["arena_bytes"] + free["overhead_bytes"]))
+    assert mbc("show", *network, "--set", f"memory.device={enough[1]}").code == 0
 
 
 def test_remedies_lower_the_bound_of_a_budget(mbc):

@@ -142,7 +142,7 @@ class Search:
             error = cannot_fit(table, self.least, self.techniques, self.usual_bytes, budget_bytes)
         if error.floor_bytes > table.device.memory_bytes:  # no budget of this GPU has a plan
             return error
-        enough_bytes = self.needed_bytes(self.solve(self.unmasked, UNLIMITED_BYTES, math.inf))
+        enough_bytes = self.needed_bytes(_compacted(self.solve(self.unmasked, UNLIMITED_BYTES, math.inf)))
         if enough_bytes > table.device.memory_bytes:
             return error
         return replace(error, remedy=f"{error.remedy}; a plan that saves no memory fits {show_enough(enough_bytes)}")
@@ -268,9 +268,7 @@ class Search:
             solution = replace(solution, placed=placed)
         if solution.copies:
             return solution
-        if placed.arena_bytes > effort.PLACEMENT_GOOD_ENOUGH * placed.live_bytes:
-            # No stream waits for another, so addresses cost no time: place again, for the smallest arena.
-            solution = replace(solution, placed=min(placed, assign_addresses(draft), key=lambda p: p.arena_bytes))
+        solution = _compacted(solution)
         if "concurrent_stream" in self.limits.without:
             return solution
         return _with_concurrent_stream(solution, self.limits.budget_bytes - self.overhead_bytes(draft))
@@ -296,6 +294,14 @@ class Search:
             within_budget_us=least_us + summing_us,
             critical_path_us=critical_path_us(selector.fusion, draft.train, draft.buffers, unlimited_us + summing_us),
         )
+
+
+def _compacted(solution: Solution) -> Solution:
+    """Return a step without copies in fewer bytes: no stream waits for another, so addresses cost no time."""
+    placed = solution.placed
+    if placed.arena_bytes <= effort.PLACEMENT_GOOD_ENOUGH * placed.live_bytes:
+        return solution
+    return replace(solution, placed=min(placed, assign_addresses(solution.draft), key=lambda p: p.arena_bytes))
 
 
 def _with_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
