@@ -16,6 +16,7 @@ from mbc.optimize.bounds.arena_bytes import LeastArena, bytes_of_states
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.plan.model import Plan
+from mbc.plan.techniques import saves_memory
 from mbc.units import show_distinct, show_enough, show_size
 
 _RAISE = "raise memory.device to "
@@ -35,12 +36,10 @@ def cannot_fit(
         budget_bytes: The budget, with the overhead.
     """
     graph, floor, operation = table.graph, least.total_bytes, least.operation
-    outside_bytes = techniques.outside_bytes
-    available_bytes = budget_bytes - overhead_bytes
+    available_bytes, outside_bytes = budget_bytes - overhead_bytes, techniques.outside_bytes
     movable_bytes = bytes_of_states(graph, of_optimizer=True)
-    rows = _most_rows(
-        table, available_bytes - bytes_of_states(graph) + min(movable_bytes, outside_bytes), techniques.split
-    )
+    states_bytes = bytes_of_states(graph) - min(movable_bytes, outside_bytes)
+    rows = _most_rows(table, available_bytes - states_bytes, techniques.split)
     operands = (graph.values[name] for name in dict.fromkeys((*operation.inputs, *operation.outputs)))
     activations_bytes = sum(value.type.size_bytes for value in operands if value.per_sample)
     # Half of the activations closes half of the gap.
@@ -120,11 +119,13 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
     needed, budget = show_distinct(needed_bytes, budget_bytes)
     available_bytes, fixed_bytes = budget_bytes - overhead_bytes, _fixed_bytes(smallest)
     activations_bytes = max(1, arena_bytes - fixed_bytes)
-    # The arena is nearly affine in the rows of the mini-batch.
+    # The arena is nearly affine in the rows of the mini-batch, unless the step saves memory: a smaller batch leaves
+    # less to recompute, to offload and to divide.
+    qualifier = "at most about" if saves_memory(smallest) else "about"
     rows = (available_bytes - fixed_bytes) * graph.batch // activations_bytes
     # Half of the activations closes half of the gap.
     half_precision = _half_precision(graph, device) if activations_bytes >= arena_bytes - available_bytes else ""
-    remedies = [_smaller_batch(graph, rows, "about")] if graph.batch > 1 else []
+    remedies = [_smaller_batch(graph, rows, qualifier)] if graph.batch > 1 else []
     if half_precision:
         remedies.append(_set_precision(half_precision))
     remedies.append(f"{_RAISE}{show_enough(needed_bytes)}; a smaller budget may work: each budget is searched anew")
