@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from mbc.constraints import Constraints, warn_without_room
@@ -92,7 +92,20 @@ def plan_tasks(tasks: Sequence[Task], stages: Stages) -> tuple[Plan, ...]:
     for task, plan in zip(tasks, plans, strict=True):
         if not task.options.is_probe:
             warn_without_room(plan, task.options.gpu)
-    return tuple(plans)
+    return tuple(plan if plan.is_timed else _without_times(plan) for plan in plans)
+
+
+def _without_times(plan: Plan) -> Plan:
+    """Return the plan with all times 0: no GPU takes them, and the search has used them to compare plans."""
+    train, infer = (
+        replace(program, launches=tuple(replace(one, work=replace(one.work, time_us=0.0)) for one in program.launches))
+        for program in (plan.train, plan.infer)
+    )
+    predictions, bounds = (
+        replace(figures, **{name: 0.0 for name in asdict(figures) if name.endswith("_us")})
+        for figures in (plan.predictions, plan.bounds)
+    )
+    return replace(plan, train=train, infer=infer, predictions=predictions, bounds=bounds)
 
 
 def step_us_of(task: Task, stages: Stages, collectives_like: DeviceSpec) -> float:

@@ -104,13 +104,18 @@ def device_of(plan: Plan) -> DeviceSpec:
     Raises:
         MbcError: MBC196, the plan is in fp64, which no GPU runs.
     """
-    if plan.graph.precision is Precision.FP64:
+    check_timed(plan.graph.name, plan.graph.precision, "roofline")
+    return plan.target.device
+
+
+def check_timed(network: str, precision: Precision, missing: str) -> None:
+    """Raise MBC196 if plans in this precision have no predicted times, and name what is `missing` therefore."""
+    if precision is Precision.FP64:
         raise MbcError(
             "MBC196",
-            f"'{plan.graph.name}' is planned in fp64, which mbc does not run on GPUs, so it has no roofline",
+            f"'{network}' is planned in fp64, which mbc does not run on GPUs, so it has no {missing}",
             "choose another precision with --set train.precision=fp32",
         )
-    return plan.target.device
 
 
 def ceilings_of(plan: Plan) -> Ceilings:

@@ -20,7 +20,7 @@ from mbc.cli.subject import Planned, build_package, plan_source, read_source
 from mbc.cli.terminal import notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu, local_gpus
-from mbc.ir.types import DType, Precision
+from mbc.ir.types import DType
 from mbc.options import SEVERAL_GPUS, Options
 from mbc.progress import busy
 from mbc.provenance import digests
@@ -213,7 +213,7 @@ def _check_inputs(planned: Planned) -> None:
 def _on_gpu(device: str, planned: Planned) -> bool:
     if device == "cpu" or current_gpu() is None:
         return False
-    if planned.plan.graph.precision is not Precision.FP64:
+    if planned.plan.is_timed:
         return True
     if device == "cuda":
         raise MbcError("MBC221", "no GPU times a step in fp64", "use --device cpu, or another train.precision")

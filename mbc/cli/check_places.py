@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from mbc.cli.subject import build_package
 from mbc.errors import MbcError
 from mbc.hardware.target import local_gpus
-from mbc.ir.types import Precision
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan
@@ -19,7 +18,7 @@ def on_gpu(device: str, plan: Plan) -> bool:
     here = bool(local_gpus())
     if device == "cuda" and not here:
         raise MbcError("MBC199", "there is no GPU here to compare on", "use --device cpu; mbc doctor says more")
-    return here and device != "cpu" and (device == "cuda" or plan.graph.precision is not Precision.FP64)
+    return here and device != "cpu" and (device == "cuda" or plan.is_timed)
 
 
 def built(plan: Plan, folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import keyword
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from mbc.cli.subject import read_source
 from mbc.cli.terminal import notes
 from mbc.hardware.part import split_name
 from mbc.hardware.streams import Stream
-from mbc.ir.types import Precision
 from mbc.optimize.schedule.step_time import accumulate_us, step_us
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import emulated_share
@@ -78,7 +78,7 @@ def summary(plan: Plan) -> list[str]:
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
     ahead_bytes = prefetch_bytes(plan)
     needed = p.arena_bytes + p.overhead_bytes + ahead_bytes
-    if graph.precision is Precision.FP64:
+    if not plan.is_timed:
         # No GPU runs the plan, so it has no times and no budget.
         return [f"{graph.name}: {batch_text(plan)}, {graph.precision}, for the CPU", _launches(plan), arena]
     emulated, products = emulated_share(plan, plan.train)
@@ -169,7 +169,6 @@ def _against_bounds(plan: Plan) -> list[str]:
 
 def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
     plan, built = compilation.plan, compilation.package
-    p, b = plan.predictions, plan.bounds
     return {
         "network": plan.graph.name,
         "batch": plan.graph.global_batch,
@@ -179,35 +178,16 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "own_architecture": plan.target.device.own_architecture,
         "library_launches": library_launches(plan),
         "profile": plan.target.profile,
-        "train_us": p.train_us,
+        **asdict(plan.predictions),
+        **asdict(plan.bounds),
         "step_us": step_us(plan),
-        "train_low_us": p.train_low_us,
-        "train_high_us": p.train_high_us,
-        "infer_us": p.infer_us,
-        "infer_low_us": p.infer_low_us,
-        "infer_high_us": p.infer_high_us,
-        "measured_share": p.measured_share,
         "train_launches": len(plan.train.launches),
         "infer_launches": len(plan.infer.launches),
         "emulated_fp32_operations": emulated_share(plan, plan.train)[0],
-        "arena_bytes": p.arena_bytes,
-        "overhead_bytes": p.overhead_bytes,
-        "overhead_measured": p.overhead_measured,
         "prefetch_bytes": prefetch_bytes(plan),
-        "host_bytes": p.host_bytes,
-        "peer_bytes": p.peer_bytes,
-        "host_gpus": p.host_gpus,
-        "oblivious_us": p.oblivious_us,
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,
         "peer_limit_bytes": plan.peer_limit_bytes,
-        "live_bytes": b.live_bytes,
-        "floor_bytes": b.floor_bytes,
-        "floor_operation": b.floor_operation,
-        "fastest_us": b.fastest_us,
-        "nondeterministic_us": b.nondeterministic_us,
-        "within_budget_us": b.within_budget_us,
-        "critical_path_us": b.critical_path_us,
         "collectives": collectives_document(plan),
         "other_ranks": [
             {

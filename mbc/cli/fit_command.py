@@ -42,28 +42,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_fit(arguments: argparse.Namespace) -> int:
+    from mbc.analysis.roofline import check_timed
     from mbc.fit import LEAST_STEP, Batches, budget_curve, figures, largest_batch, own_batch, with_batch, with_budget
-    from mbc.report.fit import (
-        batch_line,
-        batches_document,
-        batches_text,
-        budget_line,
-        budgets_document,
-        budgets_text,
-        within,
-    )
+    from mbc.frontend.lower import lower
+    from mbc.frontend.parse import parse
+    from mbc.report import fit as report
 
     source = read_source(arguments.source)
     asked = _asked(arguments)
     with notes(), terminated_as_interrupted(), busy(f"fitting {arguments.source}") as at:
         if arguments.curve:
+            lowered = lower(parse(source), asked.settings, asked.network)
+            check_timed(lowered.network.name, lowered.precision, "times to compare")
 
             def plan_within(budget_bytes: int) -> Plan:
-                return _plan(source, with_budget(asked, budget_bytes), within(budget_bytes), at)
+                return _plan(source, with_budget(asked, budget_bytes), report.within(budget_bytes), at)
 
             with interrupted_after(arguments.search_for):
-                curve = budget_curve(plan_within, arguments.points, lambda probe: at.line(budget_line(probe)))
-            text, document = budgets_text(curve, output_width()), budgets_document(curve)
+                curve = budget_curve(plan_within, arguments.points, lambda probe: at.line(report.budget_line(probe)))
+            text, document = report.budgets_text(curve, output_width()), report.budgets_document(curve)
             finished = curve.finished
         else:
             start = own_batch(source, asked)
@@ -83,8 +80,8 @@ def _print_fit(arguments: argparse.Namespace) -> int:
                 ratio=1.0 if exact else LEAST_STEP,
             )
             with interrupted_after(arguments.search_for):
-                fit = largest_batch(plan_batch, batches, lambda probe: at.line(batch_line(probe)))
-            text, document = batches_text(fit, output_width()), batches_document(fit)
+                fit = largest_batch(plan_batch, batches, lambda probe: at.line(report.batch_line(probe)))
+            text, document = report.batches_text(fit, output_width()), report.batches_document(fit)
             finished = fit.finished
     print(json.dumps(document, indent=2) if arguments.json else text)
     if not finished:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mbc.analysis.roofline import check_timed
 from mbc.cli.arguments.settings_file import settings_text
 from mbc.cli.arguments.shared import options
 from mbc.cli.outputs import check_outputs
@@ -96,7 +97,9 @@ class _Tuning:
         asked = replace(options(arguments), gpus=1)
         self._asked = asked if arguments.memory is None else with_budget(asked, arguments.memory)
         self._batch = own_batch(self._source, self._asked)
-        rule = lower(parse(self._source), asked.settings, asked.network).optimizer
+        lowered = lower(parse(self._source), asked.settings, asked.network)
+        check_timed(lowered.network.name, lowered.precision, "images/s to choose by")
+        rule = lowered.optimizer
         check_updates(rule, "mbc tune")
         self._optimizer = rule
         self.base = Base(

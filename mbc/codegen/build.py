@@ -166,7 +166,7 @@ def _write(plan: Plan, folder: Path, toolchain: Toolchain) -> tuple[Missing, ...
     (folder / MARKER).write_text("made by mbc compile\n", encoding="utf-8")
     (folder / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
     (folder / "__init__.py").write_text(render_module(plan), encoding="utf-8")
-    if plan.graph.precision is Precision.FP64:
+    if not plan.is_timed:
         return (Missing("a GPU library", "runs the module on a GPU", "choose another precision: fp64 is for the CPU"),)
     rows = view(plan)
     sources = folder / SOURCES

@@ -99,7 +99,9 @@ def _time(times: LineTimes | None, line: int) -> str:
         return "Its time is being predicted."
     if times.error:
         return f"No time: {times.error}"
+    if not times.step_us:
+        return "No time: the network is in fp64, which is for the CPU."
     time_us = times.lines_us.get(line, 0.0)
-    share = time_us / times.step_us if times.step_us else 0.0
+    share = time_us / times.step_us
     shown = f"{'~' if line in times.estimated else ''}{show_time(time_us)} of a step of {show_time(times.step_us)}"
     return f"{shown} ({share:.1%}), forward and backward, predicted for {times.gpu}"

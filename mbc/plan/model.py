@@ -15,7 +15,7 @@ from mbc.hardware.streams import Space, Stream
 from mbc.hardware.transfers import Links
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.optional import optional
-from mbc.ir.types import DType, Layout
+from mbc.ir.types import DType, Layout, Precision
 
 SCHEMA_VERSION = 5
 
@@ -287,6 +287,11 @@ class Plan:
     def settings_text(self) -> str:
         """The settings as `depth=50, batch=64`; empty if none were set."""
         return ", ".join(f"{name}={value}" for name, value in self.settings)
+
+    @property
+    def is_timed(self) -> bool:
+        """True if a GPU can run the plan, so that it has predicted times; plans in fp64 are for the CPU."""
+        return self.graph.precision is not Precision.FP64
 
     @property
     def arena_budget_bytes(self) -> int:

@@ -37,7 +37,7 @@ def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> st
                 show_size(f.needed_bytes),
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, first.train_us),
-                show_rate(f.images_per_s),
+                show_rate(f.images_per_s) if f.train_us else "-",
                 "" if ablated.fits else "exceeds the budget",
             )
         )

@@ -54,6 +54,14 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int 
     return "\n".join(lines)
 
 
+def without_columns(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *titles: str
+) -> tuple[tuple[Column, ...], list[tuple[str, ...]]]:
+    """Return columns and rows without the columns that have these titles."""
+    kept = [i for i, column in enumerate(columns) if column.title not in titles]
+    return tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+
+
 def _affordable(columns: Sequence[Column], longest: Sequence[int], width: int) -> list[int]:
     """Return the columns that fit after all have shrunk as far as they may."""
     kept = list(range(len(columns)))

@@ -12,9 +12,9 @@ LEAST_GAIN = 5e-4  # of a step, to be shown
 
 
 def device_of(plan: Plan) -> DeviceSpec | None:
-    """Return the GPU as the planner models it; None for an unknown GPU."""
+    """Return the GPU as the planner models it; None for an unknown GPU, and for a plan that no GPU runs."""
     device = plan.target.known_device
-    if device is None:
+    if device is None or not plan.is_timed:
         return None
     profile = find_profile(device)
     ranks = 1 if plan.graph.ranks is None else plan.graph.ranks.size

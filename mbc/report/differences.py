@@ -146,10 +146,9 @@ def figure_of(name: str, figure: Figure, plan: Plan) -> str:
     p = plan.predictions
     if name == "profile":
         return profile_of(plan)
-    if name == "train_range_us":
-        return show_range(p.train_low_us, p.train_high_us)
-    if name == "infer_range_us":
-        return show_range(p.infer_low_us, p.infer_high_us)
+    if name in ("train_range_us", "infer_range_us"):
+        ends_us = (p.train_low_us, p.train_high_us) if name[0] == "t" else (p.infer_low_us, p.infer_high_us)
+        return show_range(*ends_us) if plan.is_timed else "-"
     guess = p.infer_low_us < p.infer_high_us if name == "infer_us" else p.measured_share < 1
     return ("~" if guess and name.endswith("_us") and figure else "") + show_figure(name, figure)
 
@@ -167,7 +166,7 @@ def show_figure(name: str, figure: Figure) -> str:
     if name.endswith("_bytes"):
         return show_size(figure)
     if name.endswith("_us"):
-        return show_time(figure)
+        return time_cell(figure, False)
     return measured_percent(figure) if name.endswith("_share") else f"{figure:,}"
 
 
@@ -176,7 +175,8 @@ def relative_change(change: Change) -> str:
     before, after = change.before, change.after
     if isinstance(before, str) or isinstance(after, str) or not before or not change.name.endswith(("_us", "_bytes")):
         return ""
-    return f"{100 * (after / before - 1):+.1f} %"
+    has_no_time = not after and change.name.endswith("_us")
+    return "" if has_no_time else f"{100 * (after / before - 1):+.1f} %"
 
 
 def _signed_time(time_us: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from mbc.errors import BudgetError
 from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
 from mbc.options import UNLIMITED_BYTES
-from mbc.report.columns import Column, render
+from mbc.report.columns import Column, render, without_columns
 from mbc.report.tables import outside_cell, over, time_cell
 from mbc.units import show_distinct, show_given, show_rate, show_size
 
@@ -47,25 +47,31 @@ def _line(probe: Probe) -> str:
     f = probe.figures
     if f is None:
         return reason(probe)
-    step = time_cell(f.train_us, f.measured_share < 1)
-    return f"{step}, {guess(f)}{show_rate(f.images_per_s)} images/s, takes {show_size(f.needed_bytes)}"
+    step = f"{time_cell(f.train_us, f.measured_share < 1)}, " if f.train_us else ""
+    return f"{step}{_images(f)}, takes {show_size(f.needed_bytes)}"
+
+
+def _images(f: Figures) -> str:
+    """Format images/s of a plan that a GPU can run."""
+    return f"{guess(f)}{show_rate(f.images_per_s)} images/s" if f.train_us else "for the CPU"
 
 
 def batches_text(fit: BatchFit, width: int | None = None) -> str:
     """Format a table of images/s over the batch, then the largest and the fastest batch."""
-    top = fit.fastest.images_per_s or 1.0
+    top = fit.fastest.images_per_s
     rows: list[tuple[str, ...]] = []
     for probe in fit.probes:
         f = probe.figures
         if f is None:
             rows.append((str(probe.at), *[""] * 6, reason(probe)))
             continue
-        note = " and ".join(word for word, one in (("largest", fit.largest), ("fastest", fit.fastest)) if f is one)
+        named = (("largest", fit.largest), ("fastest", fit.fastest if top else None))
+        note = " and ".join(word for word, one in named if f is one)
         rows.append(
             (
                 str(probe.at),
                 f"{guess(f)}{show_rate(f.images_per_s)}",
-                _bar(f.images_per_s / top),
+                _bar(f.images_per_s / top) if top else "",
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, f.least_us),
                 show_size(f.needed_bytes),
@@ -74,12 +80,13 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
             )
         )
     largest, fastest = fit.largest, fit.fastest
+    untimed = () if top else ("images/s", "step", "over its bound")
     lines = [
-        render(_BATCHES, rows, width),
+        render(*without_columns(_BATCHES, rows, *untimed), width),
         "",
         f"largest batch in {show_given(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
         f"{'at least ' if fit.at_least else ''}{largest.batch}, "
-        f"{guess(largest)}{show_rate(largest.images_per_s)} images/s, takes {show_size(largest.needed_bytes)}",
+        f"{_images(largest)}, takes {show_size(largest.needed_bytes)}",
     ]
     if fit.untried:
         between = f"batches between {largest.batch} and {fit.refused}, which does not fit, were not tried"
@@ -93,8 +100,8 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         lines.append(
             "batches at less than half of the most images/s count as too large: `mbc compile` may have plans for them"
         )
-    if fastest is not largest:
-        lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{show_rate(fastest.images_per_s)} images/s")
+    if fastest is not largest and top:
+        lines.append(f"fastest of these: {fastest.batch}, {_images(fastest)}")
     return "\n".join(lines)
 
 

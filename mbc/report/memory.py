@@ -38,7 +38,8 @@ def curve_text(plan: Plan, program: Program, width: int) -> str:
     peak = max(total)
     # A budget far above the peak would make every curve flat.
     top = left if peak <= left < _FAR * peak else peak
-    scale = "the budget of the arena" if top == left else f"the peak; the budget of the arena is {show_size(left)}"
+    budget = f"; the budget of the arena is {show_size(left)}" if plan.is_timed else ""
+    scale = "the budget of the arena" if top == left else f"the peak{budget}"
     room = max(10, width - _LABEL - 12)
     title = f"memory over the {len(total)} launches; the scale ends at {show_size(top)}, {scale}"
     lines = [title, _row("all", total, room, top)]

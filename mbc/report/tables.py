@@ -14,7 +14,7 @@ from mbc.plan.memory import live_values_at, memory_curve
 from mbc.plan.model import Plan, Program
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
-from mbc.report.columns import Column, render
+from mbc.report.columns import Column, render, without_columns
 from mbc.report.devices import host_sharing_text, posing_text
 from mbc.units import show_given, show_range, show_rate, show_size, show_time
 
@@ -24,27 +24,19 @@ EMULATED = " *"  # mark of kernels of emulated fp32
 PREFETCHED = "inputs of the next step, copied while this one runs"
 NOT_PREFETCHED = "none: too few bytes of the budget are free for the inputs of the next step"
 NO_PROFILE = "none: nothing was measured on such a GPU, and times are estimated"
+NO_GPU = "none: the plan is for the CPU"
 NO_TIMES = "has no times of the step's kernels, which are estimated"
 
 _OPERATIONS = (
-    Column("operation", shrinks=True, least=18),
-    Column("kind", shrinks=True, least=12, optional=3),
-    Column("kernel", shrinks=True, least=16),
-    Column("micro-batches", right=True, shrinks=True),
-    Column("layout", optional=1),
-    Column("time", right=True),
-    Column("workspace", right=True),
-    Column("output", right=True, optional=2),
-    Column("lifetime", right=True),
-)
+    Column("operation", shrinks=True, least=18), Column("kind", shrinks=True, least=12, optional=3),
+    Column("kernel", shrinks=True, least=16), Column("micro-batches", right=True, shrinks=True),
+    Column("layout", optional=1), Column("time", right=True), Column("workspace", right=True),
+    Column("output", right=True, optional=2), Column("lifetime", right=True),
+)  # fmt: skip
 _KINDS = (
-    Column("kind", shrinks=True, least=12),
-    Column("operations", right=True),
-    Column("launches", right=True),
-    Column("time", right=True),
-    Column("share", right=True),
-    Column("workspace", right=True),
-)
+    Column("kind", shrinks=True, least=12), Column("operations", right=True), Column("launches", right=True),
+    Column("time", right=True), Column("share", right=True), Column("workspace", right=True),
+)  # fmt: skip
 
 
 def heading(plan: Plan, infer: bool = False) -> str:
@@ -54,9 +46,11 @@ def heading(plan: Plan, infer: bool = False) -> str:
     cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
     posing = f"posing: {posing_text(plan)}\n" if plan.target.device.poses else ""
     asked = f"\nset: {plan.settings_text}" if plan.settings else ""
+    first = f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
+    if not plan.is_timed:
+        return f"{first}for the CPU{asked}"
     return (
-        f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
-        f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
+        f"{first}for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
         f"{show_size(target.memory_bytes)}){cudnn}, budget {show_given(plan.budget_bytes)}\n"
         f"{posing}profile: {profile_of(plan)}{asked}"
     )
@@ -71,6 +65,8 @@ def batch_text(plan: Plan) -> str:
 def profile_of(plan: Plan) -> str:
     """Format the profile of a plan, such as `NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`."""
     profile = plan.target.profile
+    if not plan.is_timed:
+        return NO_GPU
     unmeasured = profile and plan.predictions.train_us and not plan.predictions.measured_share
     return f"{profile} ({NO_TIMES})" if unmeasured else profile or NO_PROFILE
 
@@ -113,6 +109,8 @@ def operations_table(
         for s in shown
     ]
     columns = _OPERATIONS
+    if not any(s.time_us for s in shown):
+        columns, rows = without_columns(columns, rows, "time")
     if any(s.stream is Stream.COLLECTIVE for s in shown):  # streams are more useful here than layouts
         columns = (*_OPERATIONS[:4], Column("stream"), *_OPERATIONS[5:])
         rows = [(*row[:4], str(s.stream), *row[5:]) for row, s in zip(rows, shown, strict=True)]
@@ -121,7 +119,8 @@ def operations_table(
         names = {s.name for s in shown}
         others = [s for s in summaries if s.name not in names]
         time = time_cell(sum(s.time_us for s in others), any(s.estimated for s in others))
-        lines.append(f"… and {len(others)} faster operations that take {time} together")
+        take = "more operations" if time == "-" else f"faster operations that take {time} together"
+        lines.append(f"… and {len(others)} {take}")
     return "\n".join(lines)
 
 
@@ -146,6 +145,8 @@ def kinds_table(summaries: Sequence[OperationSummary], width: int | None) -> str
                 show_size(workspace_bytes) if workspace_bytes else "-",
             )
         )
+    if not any(s.time_us for s in summaries):
+        return render(*without_columns(_KINDS, rows, "time", "share"), width)
     return render(_KINDS, rows, width)
 
 
@@ -223,6 +224,8 @@ def totals_text(plan: Plan) -> str:
         ("prefetch", show_size(ahead_bytes), PREFETCHED if ahead_bytes else NOT_PREFETCHED),
         ("all of it", show_size(total), f"of a budget of {show_given(plan.budget_bytes)}"),
     ]
+    if not plan.is_timed:  # the CPU takes other times, and has no GPU's memory
+        rows = [row for row in rows if row[0] in ("arena", "  of it states")]
     if predictions.host_bytes:
         limit = plan.host_limit_bytes
         most = "" if limit is None else f", of at most {show_given(limit)}"
@@ -250,6 +253,7 @@ def totals_text(plan: Plan) -> str:
     if bounds.critical_path_us:
         least = time_cell(bounds.critical_path_us, guess), over(predictions.train_us, bounds.critical_path_us)
         limits.insert(0, ("critical-path lower bound", *least))
+    limits = [limit for limit in limits if limit[1] != "-"]
     totals = render((Column("in all"), Column("", right=True), Column("")), rows)
     return (
         totals
@@ -295,8 +299,8 @@ def outside_cell(host_bytes: int, peer_bytes: int) -> str:
 
 
 def time_cell(time_us: float, estimated: bool) -> str:
-    """Format a time, with `~` for an estimate."""
-    return ("~" if estimated else "") + show_time(time_us)
+    """Format a time, with `~` for an estimate; `-` for none."""
+    return f"{'~' if estimated else ''}{show_time(time_us)}" if time_us else "-"
 
 
 def within(low_us: float, high_us: float) -> str:

@@ -87,7 +87,8 @@ def _overview(plan: Plan, program: Program, used: TechniquesUsed, costs: CopyCos
     )
     workspace_bytes = max((d.workspace_bytes for d in used.divided), default=0)
     rows = [
-        ("recomputed", _count(len(used.recomputed), "operation"), f"{show_time(recompute_us)} of kernels, {again}",
+        ("recomputed", _count(len(used.recomputed), "operation"),
+         f"{show_time(recompute_us)} of kernels, {again}",
          show_size(recomputed_away)),
         ("offloaded", _count(len(used.offloaded), "stay"),
          f"{show_time(copies_us)} of copies, {copied}",
@@ -96,9 +97,11 @@ def _overview(plan: Plan, program: Program, used: TechniquesUsed, costs: CopyCos
         ("depth-first", _count(len(used.depth_first), "value"),
          f"{show_size(sum(h.saved_bytes for h in used.depth_first))} never live as a whole", "-"),
     ]  # fmt: skip
+    if not plan.is_timed:
+        rows = [(*row[:2], "-" if row[0] in ("recomputed", "offloaded") else row[2], row[3]) for row in rows]
     shown = [row for row in rows if not row[1].startswith("0 ")]
     columns = (Column("technique"), Column(""), Column("cost"), Column("saved at the peak", right=True))
-    return render(columns, shown) + (f"\n{costs.text()}" if costs.copies else "")
+    return render(columns, shown) + (f"\n{costs.text()}" if costs.copies and plan.is_timed else "")
 
 
 def _links_table(plan: Plan, program: Program, width: int | None) -> str:
@@ -117,7 +120,7 @@ def _links_table(plan: Plan, program: Program, width: int | None) -> str:
 def _recomputed_table(used: TechniquesUsed, width: int | None, limit: int) -> str:
     ordered = sorted(used.recomputed, key=lambda r: (-r.saved_bytes, r.launches))
     rows = [
-        (r.operation, show_size(r.saved_bytes), f"{r.absent[0]}..{r.absent[1]}", show_time(r.time_us))
+        (r.operation, show_size(r.saved_bytes), f"{r.absent[0]}..{r.absent[1]}", time_cell(r.time_us, False))
         for r in ordered[:limit]
     ]
     columns = (
@@ -138,8 +141,8 @@ def _offloaded_table(used: TechniquesUsed, costs: CopyCosts, width: int | None, 
                 str(o.space),
                 show_size(o.saved_bytes),
                 f"{o.absent[0]}..{o.absent[1]}",
-                show_time(o.time_us),
-                show_time(cost_us) if cost_us else "-",
+                time_cell(o.time_us, False),
+                time_cell(cost_us, False),
             )
         )
     columns = (
@@ -153,7 +156,7 @@ def _divided_table(used: TechniquesUsed, width: int | None, limit: int) -> str:
     ordered = sorted(used.divided, key=lambda d: (-d.time_us, d.operation))
     rows = [
         (d.operation, micro_batches(d.micro_batches), show_size(d.workspace_bytes) if d.workspace_bytes else "-",
-         show_time(d.time_us))
+         time_cell(d.time_us, False))
         for d in ordered[:limit]
     ]  # fmt: skip
     columns = (

@@ -187,13 +187,14 @@ class OpenedPlan:
         trained = sum(value.type.elements for value in values.values() if value.role is Role.PARAMETER)
         described = [f"  input {name}: {values[name].type}" for name in graph.inputs]
         described += [f"  output {name}: {values[name].type}" for name in graph.outputs]
+        step = f"predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}"
+        step = step if self._plan.is_timed else "for the CPU"
         return "\n".join(
             (
                 f"{graph.name}: {trained:,} parameters, batch {graph.batch}, {graph.precision}, on {self.device}",
                 *described,
                 f"  {self.memory}",
-                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu},"
-                f" {self._steps // graph.optimizer.accumulate} done",
+                f"  step {step}, {self._steps // graph.optimizer.accumulate} done",
             )
         )
 

@@ -1,7 +1,7 @@
 // The arena: address over time, each rectangle the bytes of one buffer; above it the live bytes by kind.
 function memorySection(place) {
   let by = "kind";
-  let over = "time_us";
+  let over = PLAN.samples_per_s ? "time_us" : "launch";
   const curve = element("div");
   const title = element("h3");
   const shade = select("colour by", [["kind", "kind"], ["decision", "decision"]], (value) => { by = value; fill(); });

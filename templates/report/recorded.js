@@ -14,9 +14,10 @@ function recordedSection(place) {
           "budget", "step", showSize, showTime, false));
     } else if (one.what === "bench") {
       place.append(element("h3", {}, "Predicted beside measured"), bars([
-        ["predicted", one.predicted_ms * 1e3], ["measured", one.mbc.step_ms * 1e3],
+        ...(one.predicted_ms ? [["predicted", one.predicted_ms * 1e3]] : []), ["measured", one.mbc.step_ms * 1e3],
         ...one.contenders.filter((c) => !c.problem).map((c) => [c.name || `${c.peer} ${c.variant}`, c.step_ms * 1e3]),
-      ]), element("p", { class: "note" }, `Measured is ${(100 * (one.mbc.step_ms / one.predicted_ms - 1)).toFixed(1)} % off the prediction.`));
+      ]), element("p", { class: "note" }, one.predicted_ms
+        ? `Measured is ${(100 * (one.mbc.step_ms / one.predicted_ms - 1)).toFixed(1)} % off the prediction.` : "A plan in fp64 has no predicted time."));
     } else if (one.what === "training") trainingCurves(place, one);
   }
 }

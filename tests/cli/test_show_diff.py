@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,22 +24,54 @@ def package(mbc):
     return "tiny"
 
 
+@pytest.fixture
+def gpu_package(mbc):
+    assert mbc("compile", "tiny.mbc", "--gpu", "h200", "-o", "tiny").code == 0
+    return "tiny"
+
+
 def test_show_is_the_same_of_package_plan_and_source(mbc, package):
     shown = [mbc("show", package), mbc("show", "tiny/plan.json"), mbc("show", "tiny.mbc", *FP64)]
     assert [s.code for s in shown] == [0, 0, 0], shown[0].err
     assert shown[0].out == shown[1].out == shown[2].out
-    for word in ("conv0", "head", "at the peak", "bound", "lifetime", "workspace", "arena", "overhead"):
+    for word in ("conv0", "head", "at the peak", "bound", "lifetime", "workspace", "arena", "of it states"):
         assert word in shown[0].out
 
 
-def test_show_less(mbc, package):
+def test_show_less(mbc):
     whole, limited, by_kind, infer = (
-        mbc("show", package, *how).out for how in ((), ("--limit", "2"), ("--by-kind",), ("--infer",))
+        mbc("show", "tiny.mbc", "--gpu", "h200", *how).out
+        for how in ((), ("--limit", "2"), ("--by-kind",), ("--infer",))
     )
     assert len(limited.splitlines()) < len(whole.splitlines())
     assert "faster operations" in limited
     assert any(line.startswith("kind ") and "share" in line for line in by_kind.splitlines())
     assert infer.startswith("tiny: inference")
+
+
+TIME = re.compile(r"\d (us|ms|s)\b|/s\b")
+
+
+def test_plans_in_fp64_are_for_the_cpu_and_have_no_times(mbc, package):
+    assert all(TIME.search(mbc("show", "tiny.mbc", "--gpu", "h200", *how).out) for how in ((), ("--by-kind",)))
+    small = ("tiny.mbc", *FP64, "--set", "memory.device=160kB", "--set", "batch=64")  # divides operations
+    for how in ((package,), (package, "--by-kind"), (package, "--infer", "--limit", "2"), small):
+        shown = mbc("show", *how).out
+        assert "\nfor the CPU\n" in shown and not TIME.search(shown) and "NVIDIA" not in shown, shown
+    shown = mbc("show", "tiny.mbc", *FP64, "--ablation").out
+    assert "images/s" in shown and not TIME.search(shown.replace("images/s", "")), shown
+    predictions = mbc("show", package, "--json").json["predictions"]
+    assert predictions["arena_bytes"] > 0 and not predictions["train_us"] and not predictions["infer_high_us"]
+    shown = mbc("fit", "tiny.mbc", *FP64, "--memory", "160kB")
+    assert ", for the CPU, takes " in shown.out and not TIME.search(shown.out + shown.err), shown
+    both = mbc("diff", "tiny.mbc", *FP64, "--gpu", "h200", "--gpu", "t4").out
+    assert "no predicted time (for the CPU) by h200" in both and not TIME.search(both)
+    one = mbc("diff", package, "tiny.mbc", "--gpu", "h200").out
+    assert re.search(r"^training step +- +~", one, re.MULTILINE)
+    assert mbc("report", package, "-o", "page.html").code == mbc("diff", package, "tiny.mbc", "-o", "b.html").code == 0
+    for command in (("fit", "--curve"), ("tune", "--dry-run"), ("trace",)):
+        refused = mbc(command[0], "tiny.mbc", *command[1:], *FP64)
+        assert refused.code == 1 and "error MBC196: 'tiny' is planned in fp64, which mbc does not run" in refused.err
 
 
 def test_show_the_roofline(mbc, package):
@@ -149,33 +182,33 @@ def test_the_ablation(mbc, package):
     assert refused.code == 1 and "error MBC188" in refused.err
 
 
-def test_pages_and_traces(mbc, package):
-    shown = mbc("report", package, "-o", "page.html")
+def test_pages_and_traces(mbc, gpu_package):
+    shown = mbc("report", gpu_package, "-o", "page.html")
     assert shown.code == 0 and shown.out.startswith("page.html: "), shown.err
     assert Path("page.html").read_text().startswith("<!DOCTYPE html>")
-    assert mbc("trace", package).code == 0
+    assert mbc("trace", gpu_package).code == 0
     assert '"traceEvents"' in Path("tiny.trace.json").read_text()
-    assert mbc("diff", package, "tiny.mbc", "-o", "both.html").code == 0
+    assert mbc("diff", gpu_package, "tiny.mbc", "-o", "both.html").code == 0
     assert "What changed between these plans" in Path("both.html").read_text()
 
 
-def test_a_measured_step_beside_a_plan(mbc, package):
-    plan = load_plan((Path(package) / "plan.json").read_text(), "plan.json")
+def test_a_measured_step_beside_a_plan(mbc, gpu_package):
+    plan = load_plan((Path(gpu_package) / "plan.json").read_text(), "plan.json")
     names = [launch_name(i, launch) for i, launch in enumerate(plan.train.launches)]
     rows = [{"name": name, "start_us": i, "measured_us": 1} for i, name in enumerate(names)]
     record = {"rows": rows, "step_us": len(rows), "predicted_us": 1, "steps": 3, "sums": []}
     Path("step.json").write_text(json.dumps(record))
-    assert mbc("report", package, "-o", "page.html", "--with", "step.json").code == 0
+    assert mbc("report", gpu_package, "-o", "page.html", "--with", "step.json").code == 0
     assert "How far is the prediction from what was measured?" in Path("page.html").read_text()
-    assert mbc("trace", package, "-o", "trace.json", "--with", "step.json").code == 0
+    assert mbc("trace", gpu_package, "-o", "trace.json", "--with", "step.json").code == 0
     assert "training step, measured" in Path("trace.json").read_text()
     rows[0]["name"] = "0 another"
     Path("step.json").write_text(json.dumps(record))
     for command in ("report", "trace"):
-        refused = mbc(command, package, "--with", "step.json")
+        refused = mbc(command, gpu_package, "--with", "step.json")
         assert refused.code == 1 and "error MBC321: 'step.json' is a record of another plan" in refused.err
     Path("log.jsonl").write_text('{"kind": "epoch", "step": 1, "epoch": 1, "loss": 1.0, "images_per_s": 1.0}\n')
-    refused = mbc("trace", package, "--with", "log.jsonl")
+    refused = mbc("trace", gpu_package, "--with", "log.jsonl")
     assert refused.code == 1 and "error MBC321: 'log.jsonl' holds no measured step" in refused.err
 
 

@@ -41,6 +41,8 @@ def test_the_time_of_a_line():
     assert line_text(networks, line, times).endswith(
         "50.0 us of a step of 200.0 us (25.0%), forward and backward, predicted for GPU"
     )
+    untimed = line_text(networks, line, LineTimes("GPU"))
+    assert untimed.endswith("No time: the network is in fp64, which is for the CPU.")
     estimated = LineTimes("GPU", 200.0, {line: 50.0}, frozenset({line}))
     assert "\n~50.0 us" in line_text(networks, line, estimated)
     assert line_text(networks, line, LineTimes("GPU", error="too small")).endswith("No time: too small")

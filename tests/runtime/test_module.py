@@ -270,6 +270,11 @@ def test_fp64_is_for_the_cpu(tmp_path: Path):
         assert Module(small_plan("fp64"), device="auto").device == "cpu"
 
 
+def test_a_module_tells_the_step_that_a_gpu_would_take():
+    assert "  step predicted " in repr(Module(small_plan(), device="cpu"))
+    assert "  step for the CPU, 0 done" in repr(Module(small_plan("fp64"), device="cpu"))
+
+
 def test_cuda_needs_a_built_package(tmp_path: Path):
     (tmp_path / "plan.json").write_text(dump_plan(small_plan()))
     error = code_of(Module, tmp_path, device="cuda")

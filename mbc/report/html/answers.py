@@ -36,7 +36,7 @@ def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer,
         facts: Facts of the training step.
         measured: Measured step; None without a record.
     """
-    off = () if measured is None else (_off(facts, measured),)
+    off = () if measured is None or not facts.plan.is_timed else (_off(facts, measured),)
     return (*what_takes_the_time(facts), _peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts), *off)
 
 

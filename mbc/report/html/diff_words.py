@@ -61,6 +61,9 @@ def _shown(name: str, figure: Figure, facts: Facts) -> str:
 
 
 def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
+    question, steps = "Where did the time go?", compared_steps(diff.plans, ("the first plan", "the second"))
+    if not all(plan.is_timed for plan in diff.plans):
+        return Answer(question, steps, (), "operations")
     last = [facts.plan.predictions.train_us for facts in (before, after)]
     whole = [step_us(plan) for plan in diff.plans]
     of_last = "" if last == whole else f" Its last mini-batch takes {show_time(last[0])}, then {show_time(last[1])}."
@@ -79,8 +82,8 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
         if families[0][name] or families[1][name]
     ]
     return Answer(
-        "Where did the time go?",
-        f"{compared_steps(diff.plans, ('the first plan', 'the second'))}{of_last}"
+        question,
+        f"{steps}{of_last}"
         f" Change of the time of kernels alone (streams may run some concurrently) and of the cost of copies:"
         f" {', '.join(sums)}. By kind of operation:",
         cut(most, _LISTED, "that changed the most", lambda one: Line(f"{one[0]}: {_signed(one[1])}")),

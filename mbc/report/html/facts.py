@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from mbc.analysis.roofline import Ceilings, Limit, ceilings_of, limits
 from mbc.hardware.spec import DeviceSpec
-from mbc.ir.types import Precision
 from mbc.optimize.schedule.simulate import Timeline
 from mbc.plan.live import Held, held_in
 from mbc.plan.memory import MemoryCurve, memory_curve
@@ -91,7 +90,7 @@ def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
         other: Facts of its other program, some of which are reused; None to compute all.
     """
     device = device_of(plan)
-    ceilings = None if plan.graph.precision is Precision.FP64 else ceilings_of(plan)
+    ceilings = ceilings_of(plan) if plan.is_timed else None
     held = held_in(plan, program, None if other is None else other.held.kinds)
     groups = grouped(plan, program)
     summaries = summarise(plan, program, groups, held.lives)

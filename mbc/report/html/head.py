@@ -32,6 +32,7 @@ def plan_title(plan: Plan, others: Sequence[Plan] = ()) -> str:
     """
     ranks = plan.graph.ranks
     gpus = plan.target.gpu if ranks is None else f"{ranks.size} GPUs: {gpus_text(plan, others)}"
+    gpus = gpus if plan.is_timed else "CPU"
     return f"{plan.graph.name}: batch {plan.graph.global_batch}, {plan.graph.precision}, {gpus}"
 
 
@@ -83,7 +84,7 @@ def _step_figures(plan: Plan, waited_for: bool) -> tuple[Figure, ...]:
     """Return the cards of a step and, if it has several mini-batches, of the last one (the training program)."""
     p, graph, count = plan.predictions, plan.graph, plan.graph.optimizer.accumulate
     guess = p.measured_share < 1
-    last = range_text(p.train_low_us, p.train_high_us, p.measured_share)
+    last = range_text(p.train_low_us, p.train_high_us, p.measured_share) if plan.is_timed else "for the CPU"
     whose = f"of {ranks_text(_members(plan))}, the slowest, for which all wait; " if waited_for else ""
     images = f"{show_rate(samples_per_s(plan))} images/s" if p.train_us else ""
     rows = count * graph.global_batch

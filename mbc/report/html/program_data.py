@@ -64,7 +64,7 @@ def _operations(facts: Facts) -> Columns:
         "kernels": _each_once(" | ".join, [one.kernels for one in summaries]),
         "runs": _each_once(lambda run: micro_batches(*run), runs),
         "layouts": _each_once(layouts, [one.layouts for one in summaries]),
-        "time_us": [one.time_us for one in summaries],
+        "time_us": [one.time_us if plan.is_timed else None for one in summaries],
         "estimated": [one.estimated for one in summaries],
         "workspace_bytes": [one.workspace_bytes for one in summaries],
         "output_bytes": [one.output_bytes for one in summaries],
