@@ -1,7 +1,8 @@
 // The arena: address over time, each rectangle the bytes of one buffer; above it the live bytes by kind.
 function memorySection(place) {
   let by = "kind";
-  let over = PLAN.samples_per_s ? "time_us" : "launch";
+  const axes = PLAN.samples_per_s ? [["time_us", "predicted time"], ["launch", "launches"]] : [["launch", "launches"]];
+  let over = axes[0][0];
   const curve = element("div");
   const title = element("h3");
   const shade = select("colour by", [["kind", "kind"], ["decision", "decision"]], (value) => { by = value; fill(); });
@@ -11,7 +12,7 @@ function memorySection(place) {
   place.append(
     element("div", { class: "controls" },
       shade,
-      select("across", [["time_us", "predicted time"], ["launch", "launches"]], (value) => { over = value; fill(); }),
+      select("across", axes, (value) => { over = value; fill(); }),
       element("button", { type: "button", onclick: () => largestAtPeak() }, "largest value at the peak"),
     ),
     keys, title, curve, element("h3", {}, "Map of the arena"), element("div", { class: "beside" }, map, detail));
