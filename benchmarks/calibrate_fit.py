@@ -146,7 +146,8 @@ def fitted(items: Sequence[Sample], families: Mapping[str, Shares] | None = None
         if enough and (not group[0].bare or len(measured) >= LEAST_FOUND * len(group)):
             common = common_key(group[0])
             # The limits of a family are fitted once, because many of its kernels meet only one of them.
-            few = len({s.layer for s in measured}) < MANY_LAYERS or (key != common and group[0].effort.family)
+            many = MANY_LAYERS if key == group[0].effort.key else MANY_LAYERS // 2  # all passes together
+            few = len({s.layer for s in measured}) < many or (key != common and group[0].effort.family)
             start = unfitted(group[0].effort) if common in (key, "") else shares.get(common)
             shares[key] = scaled_shares(start, measured) if few and start is not None else fit(measured)
     return shares

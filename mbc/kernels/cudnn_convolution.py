@@ -116,7 +116,7 @@ class CudnnConvolution:
         for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
             full_bytes = sums_bytes(shapes, number)
             if not is_natural(shapes, number, layout, request.precision):
-                full_bytes += copies_bytes(shapes, request.precision, layout)
+                full_bytes += copies_bytes(shapes, number, request.precision, layout)
             for workspace_bytes, bare in ((bare_bytes, True), (full_bytes, False)):
                 effort = effort_of(shapes, request.kind, layout, request.precision, device, bare)
                 yield self._candidate(request, layout, workspace_bytes, effort), effort

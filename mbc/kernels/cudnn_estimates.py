@@ -15,16 +15,16 @@ _MOST_SUMS_BYTES = 32 << 20
 _LEAST_SUMS_BYTES = 3 << 19
 _SUMS_PER_PASS = {0: 2, 1: 2, 2: 16}  # partial results of a split reduction, in sizes of the filter
 _SLACK_BYTES = 4096  # pointers, counters and alignment of parts
-# On an H100 in bf16 the rate of groups of 4 to 32 channels was proportional to their channels. Extended to 128 channels
-# it is the rate of a convolution without groups.
-_GROUP_TILE_CHANNELS = 128
-# Groups whose number of channels is no power of two. On an H200 and an H100 in bf16, AlexNet's groups of 48 and of 192
-# channels had one rate, 230 to 260 TFLOP/s. The workspace held copies of image and result, with each group padded to a
-# power of two. With less workspace RegNet's filter gradients (24 channels) took 1.7 to 22 times as long.
+# Channels of a tile of the result. On an H100 in bf16 the rate of groups of 4 to 32 channels was proportional to their
+# channels. Extended to 128 channels it is the rate of a convolution without groups. On an H200 convolutions to 32
+# channels took 2.1 to 2.5 times as long as those to 128 channels with as many operations (filter gradients 2.2 to 4.3
+# times), and those to 64 channels 1.3 to 1.5 times as long.
+_TILE_CHANNELS = 128
+# Groups whose number of channels is no power of two: engines copy image and result. Filter gradients want copies with
+# each group padded to a power of two; without them RegNet's (24 channels) took 1.7 to 22 times as long on an H200. The
+# other passes of groups of up to a tile want copies without padding: with more workspace cuDNN's heuristics prefer
+# other engines, with which RegNet's step took 21.0 ms instead of 18.2. Wider groups want padding in all passes.
 _COPIED_TILE_CHANNELS, COPIED = 64, "grouped copied"
-# On an H200 in fp16, nnU-Net's convolutions to 32 channels took 2.3 to 2.5 times as long as those to 128 channels
-# with as many operations (filter gradients 3.2 to 4.3 times), and those to 64 channels 1.3 to 1.5 times as long.
-_VOLUME_TILE_CHANNELS = 96
 _COUNTED_BYTES = 512  # bytes of a filter gradient for each byte with which engines count the finished parts of its sum
 
 
@@ -72,15 +72,16 @@ def _has_copied_groups(shapes: Shapes, precision: Precision) -> bool:
     return half and shapes.attributes.groups > 1 and not shapes.depthwise and channels & (channels - 1) != 0
 
 
-def _channels_of_copy(shapes: Shapes, channels: int, precision: Precision) -> int:
+def _channels_of_copy(shapes: Shapes, number: int, channels: int, precision: Precision) -> int:
     """Return the channels of a group in a copy, in which some channels are zeros."""
-    if _has_copied_groups(shapes, precision):
+    is_wide = max(shapes.filter.shape[1], shapes.filter.shape[0] // shapes.attributes.groups) > _TILE_CHANNELS
+    if _has_copied_groups(shapes, precision) and (number == 2 or is_wide):
         return 1 << (channels - 1).bit_length()
     return padded(channels, channel_multiple(precision))
 
 
-def copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
-    """Return the workspace for copies of the operands in the form that engines want.
+def copies_bytes(shapes: Shapes, number: int, precision: Precision, layout: Layout) -> int:
+    """Return the workspace of a pass for copies of the operands in the form that engines want.
 
     The copies are of all operands. Where half-precision operands have the right layout but channels that are not
     aligned, only the operands whose channels are not aligned are copied.
@@ -88,7 +89,7 @@ def copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
     groups, size = shapes.attributes.groups, shapes.image.dtype.size_bytes
     rows, channels, *pixels = shapes.image.shape
     filters, per_group, *kernel = shapes.filter.shape
-    wide, deep = (_channels_of_copy(shapes, count, precision) for count in (per_group, filters // groups))
+    wide, deep = (_channels_of_copy(shapes, number, count, precision) for count in (per_group, filters // groups))
     image = rows * wide * groups * math.prod(pixels)
     filter_ = deep * groups * wide * math.prod(kernel)
     result = rows * deep * groups * math.prod(shapes.result.shape[2:])
@@ -135,16 +136,16 @@ def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
 def _filling(shapes: Shapes, number: int, variant: str) -> float:
     """Return the operations that tensor cores execute, divided by those that the convolution needs.
 
-    Narrow groups are blocks on the diagonal of a GEMM of whole tiles. Engines for volumes have wide tiles, which few
-    channels of the result do not fill.
+    Narrow groups are blocks on the diagonal of a GEMM of whole tiles. A few channels of the result do not fill a tile
+    either; 1 x 1 convolutions run as products, whose tiles fit.
     """
     filters, channels, *kernel = shapes.filter.shape
     if variant == COPIED:
         return padded(channels, _COPIED_TILE_CHANNELS) / channels
     if shapes.attributes.groups > 1:
-        return 1.0 if shapes.depthwise else max(1.0, _GROUP_TILE_CHANNELS / channels)
+        return 1.0 if shapes.depthwise else max(1.0, _TILE_CHANNELS / channels)
     columns = (filters, channels, min(filters, channels))[number]
-    return max(1.0, _VOLUME_TILE_CHANNELS / columns) if len(kernel) == 3 and math.prod(kernel) > 1 else 1.0
+    return padded(columns, _TILE_CHANNELS) / columns if math.prod(kernel) > 1 else 1.0
 
 
 def effort_of(

@@ -76,7 +76,8 @@ class DeviceMemory:
 def posing(pose: str) -> tuple[list[str], Callable[[Request], list[Candidate]]]:
     """Return the kernels that a GPU which poses has, and the function that offers them for a request."""
     device = find_device(f"auto@{pose}")
-    names = [name for name, kernel in KERNELS.items() if kernel.needs is None or device.has(kernel.needs)]
+    with_source = [kernel for kernel in KERNELS.values() if kernel.file]  # the others are generated
+    names = [kernel.name for kernel in with_source if kernel.needs is None or device.has(kernel.needs)]
     return names, lambda request: list(OWN.candidates(request, device))
 
 

@@ -36,6 +36,7 @@ from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cuda.conv import mma_gemm
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.cudnn_estimates import copies_bytes
 from mbc.kernels.providers import PROVIDERS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
@@ -264,6 +265,33 @@ def test_groups_of_no_power_of_two_channels_are_a_class_of_their_own() -> None:
     narrow, wide = in_groups_of(24), in_groups_of(192)
     assert shares_of(shares, narrow) == shares_of(shares, wide) == shares["cudnn half grouped copied"]
     assert 3 * narrow.arithmetic_us == pytest.approx(wide.arithmetic_us), "one tile of 64 channels, and three"
+
+
+def test_copies_of_groups_are_padded_where_the_heuristics_choose_well_with_them() -> None:
+    """Filter gradients have copies of 32 channels for 24, other passes only of groups that are wider than a tile."""
+    for channels, padded in ((24, {0: 24, 1: 24, 2: 32}), (168, dict.fromkeys(range(3), 256))):
+        image = TensorType((64, 4 * channels, 28, 28), DType.BF16)
+        weight = TensorType((4 * channels, channels, 3, 3), DType.BF16)
+        shapes = shapes_of(replace(grouped(4), inputs=(image, weight), outputs=(image,)))
+        assert shapes is not None
+        for number, wide in padded.items():
+            elements = 2 * 64 * 4 * wide * 28 * 28 + 4 * wide * wide * 9
+            copies = copies_bytes(shapes, number, Precision.BF16, Layout.CHANNELS_LAST)
+            assert copies == 2 * elements + 3 * 512, (channels, number)
+
+
+@pytest.mark.parametrize(("kernel", "times"), [((3, 3), 4), ((1, 1), 1)])
+def test_few_channels_of_a_result_count_as_a_tile(kernel: tuple[int, int], times: int) -> None:
+    """A 3 x 3 convolution to 32 channels takes as long on tensor cores as one to 128; 1 x 1 ones are products."""
+
+    def arithmetic_us(filters: int) -> list[float]:
+        a = Convolution((64, 64), kernel, (1, 1), (kernel[0] // 2,) * 4)
+        image, result = (TensorType((64, channels, 64, 64), DType.BF16) for channels in (128, filters))
+        weight = TensorType((filters, 128, *kernel), DType.BF16)
+        return [e.arithmetic_us for e in efforts(Request("convolution", a, (image, weight), (result,), Precision.BF16))]
+
+    for narrow, wide in zip(arithmetic_us(32), arithmetic_us(128), strict=True):
+        assert narrow == pytest.approx(wide * times / 4, rel=0.02)
 
 
 def test_a_stride_makes_the_data_gradient_of_groups_slower():
