@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,19 @@ def _rounded(value: Shares | Spread) -> list[float]:
 
 
 def put_into(old: Calibration, new: Calibration, *groups: str) -> Calibration:
-    """Return `old`, in which the groups of `new` whose names begin with one of `groups` replace the old ones."""
+    """Return `old`, in which the groups of `new` whose names begin with one of `groups` replace the old ones.
 
-    def mixed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in before.items() if not name.startswith(groups)}
-        return kept | {name: value for name, value in now.items() if name.startswith(groups)}
+    A spread also replaces the old one if `groups` name single classes of its group.
+    """
 
-    return replace(old, shares=mixed(old.shares, new.shares), spreads=mixed(old.spreads, new.spreads))
+    def mixed(before: Mapping[str, Any], now: Mapping[str, Any], holds: Callable[[str], bool]) -> dict[str, Any]:
+        return {k: v for k, v in before.items() if not holds(k)} | {k: v for k, v in now.items() if holds(k)}
+
+    def is_renewed(name: str) -> bool:
+        return name.startswith(groups) or any(one.startswith(f"{name} ") for one in groups)
+
+    shares = mixed(old.shares, new.shares, lambda name: name.startswith(groups))
+    return replace(old, shares=shares, spreads=mixed(old.spreads, new.spreads, is_renewed))
 
 
 def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:

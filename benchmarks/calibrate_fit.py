@@ -26,7 +26,8 @@ from mbc.profile.signature import read_signature, signature, with_rows
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
 LEAST_LAYERS = 3  # of a class on the fitting side; a kernel of mbc's own gets shares of its own from one
 # Of fewer layers than these one figure is fitted: how much longer they take than the shares say that their class would
-# have otherwise. Three figures fit a handful of sizes exactly, and miss all others.
+# have otherwise. Three figures fit a handful of sizes exactly, and miss all others. Half as many are enough for all
+# passes of a library together, which differ more than the layers of one pass (decision 102).
 MANY_LAYERS = 12
 # A class without workspace is fitted where most of its candidates were measured. Measurements of others are the
 # exception: a request without a decisive engine without workspace has only slow ones.
@@ -146,7 +147,8 @@ def fitted(items: Sequence[Sample], families: Mapping[str, Shares] | None = None
         if enough and (not group[0].bare or len(measured) >= LEAST_FOUND * len(group)):
             common = common_key(group[0])
             # The limits of a family are fitted once, because many of its kernels meet only one of them.
-            many = MANY_LAYERS if key == group[0].effort.key else MANY_LAYERS // 2  # all passes together
+            all_passes = group[0].provider != OWN.name and key == group[0].effort.common
+            many = MANY_LAYERS // 2 if all_passes else MANY_LAYERS
             few = len({s.layer for s in measured}) < many or (key != common and group[0].effort.family)
             start = unfitted(group[0].effort) if common in (key, "") else shares.get(common)
             shares[key] = scaled_shares(start, measured) if few and start is not None else fit(measured)

@@ -1,7 +1,8 @@
 """mbc's own kernels on this GPU, as itself and as older GPUs, compared with float64, and under compute-sanitizer.
 
 Each row is a run of `tests/gpu/test_kernels.py`: one architecture, without a tool or with memcheck. `passed_cases` are
-cases of operations, shapes and layouts; `errors` are those that memcheck counts in all processes. A row passes if no
+cases of operations, shapes and layouts, `without_kernel` those for which the architecture has no kernel; `errors` are
+those that memcheck counts in all processes. A row passes if no
 case fails and memcheck finds nothing. With memcheck the volume of 12 GB is left out.
 
     python benchmarks/kernel_tests.py [--only NAME ...] [--workers 8] [--limit 500] [--again]
@@ -25,14 +26,14 @@ from typing import Any
 from record import ROOT, attempt, need_gpu, results, show, start
 
 TESTS = ROOT / "tests" / "gpu" / "test_kernels.py"
-OWN = "the GPU itself"
+AS_ITSELF = "the GPU itself"
 SELECTED = {
-    OWN: "not poses and not repeated",
+    AS_ITSELF: "not poses and not repeated",
     **{f"as {pose}": f"poses and {pose}" for pose in ("sm_75", "sm_80", "sm_86", "sm_89")},
 }
 PLAIN, MEMCHECK = "plain", "memcheck"
 ROWS = {f"{name}, {tool}": (name, tool) for tool in (PLAIN, MEMCHECK) for name in SELECTED}
-COLUMNS = ("name", "passed_cases", "failed_cases", "errors", "seconds", "passed")
+COLUMNS = ("name", "passed_cases", "failed_cases", "without_kernel", "errors", "seconds", "passed")
 
 
 def command(name: str, tool: str, workers: int, log: Path) -> list[str]:
@@ -43,33 +44,35 @@ def command(name: str, tool: str, workers: int, log: Path) -> list[str]:
     return [*(sanitizer if tool == MEMCHECK else []), *pytest]
 
 
-def figures(tool: str, said: str, logs: list[str]) -> dict[str, Any]:
+def figures(tool: str, status: int, output: str, logs: list[str]) -> dict[str, Any]:
     """Return the figures of a run.
 
     Args:
         tool: `plain` or `memcheck`.
-        said: What pytest printed.
+        status: Exit status of the command.
+        output: What pytest printed.
         logs: What compute-sanitizer wrote, for each process.
 
     Raises:
         RuntimeError: pytest or compute-sanitizer did not end with a count.
     """
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?)\b", said)}
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", output)}
     sums = [int(number) for log in logs for number in re.findall(r"ERROR SUMMARY: (\d+) error", log)]
-    if not counts.get("passed") or (tool == MEMCHECK and not sums):
-        raise RuntimeError(f"no count: {said.strip()[-300:]}")
+    if not counts.get("passed") or (tool == MEMCHECK and (not sums or len(sums) < len(logs))):
+        raise RuntimeError(f"no count: {output.strip()[-300:]}")
     failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
     errors = sum(sums) if tool == MEMCHECK else None
-    seconds = re.search(r" in ([\d.]+)s", said)
+    seconds = re.search(r" in ([\d.]+)s", output)
     return {
-        "passed_cases": counts["passed"], "failed_cases": failed, "errors": errors,
+        "passed_cases": counts["passed"], "failed_cases": failed, "without_kernel": counts.get("skipped", 0),
+        "errors": errors,
         "seconds": float(seconds[1]) if seconds else None,
-        "failures": re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.M)[:20],
-        "passed": not failed and not errors,
+        "failures": re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M)[:20],
+        "passed": not status and not failed and not errors,
     }  # fmt: skip
 
 
-def examined(name: str, tool: str, workers: int, limit_s: float) -> dict[str, Any]:
+def run_row(name: str, tool: str, workers: int, limit_s: float) -> dict[str, Any]:
     """Run the tests of a row and return its figures."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -81,7 +84,7 @@ def examined(name: str, tool: str, workers: int, limit_s: float) -> dict[str, An
         logs = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(Path(folder).iterdir())]
         findings = [line for text in logs for line in text.splitlines() if "Invalid" in line or " at " in line]
         print(done.stdout[-2000:], *findings[:20], sep="\n", file=sys.stderr)
-        return figures(tool, done.stdout, logs)
+        return figures(tool, done.returncode, done.stdout, logs)
 
 
 def main() -> None:
@@ -91,15 +94,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="processes of pytest")
     parser.add_argument("--limit", type=float, default=500.0, metavar="SECONDS", help="time limit of a row")
     parser.add_argument("--again", action="store_true", help="also rows that have results")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     need_gpu("the tests run kernels")
-    names = [name for name in ROWS if not asked.only or any(word in name for word in asked.only)]
+    names = [name for name in ROWS if not arguments.only or any(word in name for word in arguments.only)]
     if shutil.which("compute-sanitizer") is None and any(ROWS[name][1] == MEMCHECK for name in names):
         raise SystemExit("there is no compute-sanitizer: it comes with the CUDA toolkit (--only plain runs without it)")
-    kept = results("kernel_tests", asked.again)
+    kept = results("kernel_tests", arguments.again)
     for name in names:
         if not kept.done(name):
-            kept.put(attempt(partial(examined, *ROWS[name], asked.workers, asked.limit), name))
+            kept.put(attempt(partial(run_row, *ROWS[name], arguments.workers, arguments.limit), name))
             kept.arrange(list(ROWS))
     show(list(kept.rows.values()), COLUMNS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,7 @@ from mbc.hardware.part import GpuName, check_part, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
 
 # A multiprocessor can use more than its share of the bandwidth if few others use memory. Fitted to steps of twelve
-# networks on 64 of an H200's 132 multiprocessors: mere copies reach 1.9 times their share, products 1.0 (decision 102).
+# networks on 64 of an H200's 132 multiprocessors: copies reach 1.9 times their share, most products 1.0 (decision 102).
 _COPY_SHARE_OF_PART = 1.2
 # Share of the peak of tensor cores that mma.sync reaches on GPUs with newer instructions. 0.63 is the mean on an H100
 # (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024); for tcgen05 it is a judgement.
@@ -166,6 +167,18 @@ def unlisted_sheet(spec: DeviceSpec) -> Datasheet | None:
     """Return the datasheet of a GPU, or of the whole of which it is a part; None if its name alone says as much."""
     listed = known_spec(split_name(spec.name).whole)
     return None if listed is not None and listed.sheet == spec.sheet else spec.sheet
+
+
+def is_listed_card(spec: DeviceSpec) -> bool:
+    """Return whether a GPU is the listed one of its name, so that what was measured on such cards holds for it.
+
+    Memory and the PCIe link may differ. A GPU that no list names has only measurements of its own.
+    """
+    listed = known_spec(split_name(spec.name).whole)
+    if listed is None or listed.sheet is None or spec.sheet is None:
+        return True
+    figures = attrgetter("architecture", "multiprocessors", "boost_mhz", "bandwidth_gb_s")
+    return figures(listed.sheet) == figures(spec.sheet)
 
 
 def spec_like(name: str, architecture: str, sheet: Datasheet | None = None) -> DeviceSpec:

@@ -69,7 +69,7 @@ class Effort:
     arithmetic_us: float
     memory_us: float
     family: str = ""  # instructions of kernels that overlap arithmetic and memory
-    least_us: float = 0.0  # time of the bytes that the cache cannot hold, whatever the shares are
+    least_us: float = 0.0  # lower limit, whatever the shares are: bytes that the cache cannot hold, or the peak
 
     @property
     def key(self) -> str:

@@ -18,7 +18,8 @@ _SLACK_BYTES = 4096  # pointers, counters and alignment of parts
 # Channels of a tile of the result. On an H100 in bf16 the rate of groups of 4 to 32 channels was proportional to their
 # channels. Extended to 128 channels it is the rate of a convolution without groups. On an H200 convolutions to 32
 # channels took 2.1 to 2.5 times as long as those to 128 channels with as many operations (filter gradients 2.2 to 4.3
-# times), and those to 64 channels 1.3 to 1.5 times as long.
+# times), and those to 64 channels 1.3 to 1.5 times as long. Whole tiles of 128 say more, but with the fitted shares
+# they leave smaller errors than tiles of 64 or 96 (decision 102).
 _TILE_CHANNELS = 128
 # Groups whose number of channels is no power of two: engines copy image and result. Filter gradients want copies with
 # each group padded to a power of two; without them RegNet's (24 channels) took 1.7 to 22 times as long on an H200. The
@@ -136,8 +137,8 @@ def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
 def _filling(shapes: Shapes, number: int, variant: str) -> float:
     """Return the operations that tensor cores execute, divided by those that the convolution needs.
 
-    Narrow groups are blocks on the diagonal of a GEMM of whole tiles. A few channels of the result do not fill a tile
-    either; 1 x 1 convolutions run as products, whose tiles fit.
+    Narrow groups are blocks on the diagonal of a GEMM of whole tiles. Channels of the result that do not fill a tile
+    count as a whole one; 1 x 1 convolutions run as products, whose tiles fit.
     """
     filters, channels, *kernel = shapes.filter.shape
     if variant == COPIED:

@@ -11,7 +11,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.hardware.cudnn_version import installed_cudnn
 from mbc.hardware.part import split_name, whole_name
-from mbc.hardware.spec import DeviceSpec, device_specs, spec_like, unlisted_sheet
+from mbc.hardware.spec import DeviceSpec, device_specs, is_listed_card, spec_like, unlisted_sheet
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.profile.edit import merged
 from mbc.profile.model import Profile, scaled_to, version_text
@@ -108,7 +108,8 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
 def _own_or_bundled(device: DeviceSpec, here: LocalGpu | None) -> Profile | None:
     """Return the user's own profile and the bundled one together, without stale ones."""
     fresh: list[Profile] = []
-    for path in (user_path(device.name), bundled_path(device.name)):
+    paths = (user_path(device.name), bundled_path(device.name))
+    for path in paths if is_listed_card(device) else paths[:1]:
         if path.is_file():
             profile = read_profile(path)
             reason = staleness(profile, device, here)
@@ -123,7 +124,9 @@ def _own_or_bundled(device: DeviceSpec, here: LocalGpu | None) -> Profile | None
 
 def _of_similar(device: DeviceSpec) -> Profile | None:
     """Return the profile of the GPU most similar to `device`, scaled to it; None if its architecture has none."""
-    alike = (s for s in device_specs().values() if s.architecture == device.architecture and s.name != device.name)
+    alike = [s for s in device_specs().values() if s.architecture == device.architecture]
+    if is_listed_card(device):
+        alike = [spec for spec in alike if spec.name != device.name]
     for source in sorted(alike, key=lambda spec: distance(spec, device)):
         profile = _own_or_bundled(source, None)
         if profile is not None:

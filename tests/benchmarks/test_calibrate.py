@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from calibrate import add_missing, calibrate, checked, put_into, text
-from calibrate_fit import ESTIMATING, LEAST_LAYERS, fit, samples
+from calibrate_fit import ESTIMATING, LEAST_LAYERS, MANY_LAYERS, Sample, fit, fitted, samples, unfitted
 from calibrate_sizes import interpolated, scaled_times
 
 from mbc.hardware.spec import find_spec
@@ -114,6 +114,21 @@ def test_noise_is_reported() -> None:
     spread = calibrate(made_up(noise=0.2))[0].spreads["cudnn convolution half"]
     assert 0.05 < spread.error < 0.2 < spread.error_high < 0.6
     assert spread.low < 0.95 and spread.high > 1.05
+
+
+def test_six_layers_of_all_passes_fit_three_figures_and_six_of_one_pass_a_factor(exact: Profile) -> None:
+    fitting = [s for s in samples(exact, H200) if not (s.tested or s.bare) and s.effort.key.startswith("cudnn ")]
+    by_class: dict[str, dict[str, list[Sample]]] = {}
+    for sample in fitting:
+        by_class.setdefault(sample.effort.key, {}).setdefault(sample.layer, []).append(sample)
+    key, layers = max(by_class.items(), key=lambda entry: len(entry[1]))
+    few = [sample for layer in list(layers)[: MANY_LAYERS // 2] for sample in layers[layer]]
+    shares = fitted(few)
+    common = few[0].effort.common
+    one, all_passes = shares[key], shares[common]
+    prior = unfitted(few[0].effort)
+    assert one.arithmetic / one.memory == pytest.approx(prior.arithmetic / prior.memory, rel=1e-3), "one factor"
+    assert all_passes.arithmetic / all_passes.memory != pytest.approx(prior.arithmetic / prior.memory, rel=1e-3)
 
 
 def test_rare_classes_are_not_fitted() -> None:

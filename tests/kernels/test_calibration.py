@@ -250,6 +250,24 @@ def test_narrow_groups_are_computed_as_whole_tiles():
         assert 2 * one.arithmetic_us == pytest.approx(other.arithmetic_us), "as wide as a tile"
 
 
+@pytest.mark.parametrize("kind", ["convolution", "convolution_backward_filter", "linear"])
+def test_products_are_not_faster_than_the_peak(kind: str) -> None:
+    """A large product takes the time of nine tenths of the peak, although the shares of its class may be larger."""
+    rows, channels = 1 << 17, 2048
+    if kind == "linear":
+        image, weight = TensorType((rows, channels), DType.BF16), TensorType((channels, channels), DType.BF16)
+        request = Request(kind, Linear((channels,)), (image, weight), (image,), Precision.BF16)
+    else:
+        a = Convolution((32, 32), (1, 1), (1, 1), (0, 0, 0, 0))
+        image = TensorType((rows // 1024, channels, 32, 32), DType.BF16)
+        weight = TensorType((channels, channels, 1, 1), DType.BF16)
+        types = (image, weight, image) if kind == "convolution" else (image, image, weight)
+        request = Request(kind, a, types[:2], types[2:], Precision.BF16)
+    least_us = 2.0 * rows * channels**2 / (0.9 * H200.bf16_tflops * 1e6)
+    times = [calibration().estimate_us(effort) for _, effort in CUBLASLT.estimated(request, H200)]
+    assert times and all(least_us <= time <= 1.6 * least_us for time in times)
+
+
 def in_groups_of(channels: int, precision: Precision = Precision.BF16) -> Effort:
     """Return the effort of a forward pass of four groups of this number of channels, with its workspace."""
     request = grouped(4, precision)
@@ -280,18 +298,28 @@ def test_copies_of_groups_are_padded_where_the_heuristics_choose_well_with_them(
             assert copies == 2 * elements + 3 * 512, (channels, number)
 
 
-@pytest.mark.parametrize(("kernel", "times"), [((3, 3), 4), ((1, 1), 1)])
-def test_few_channels_of_a_result_count_as_a_tile(kernel: tuple[int, int], times: int) -> None:
+@pytest.mark.parametrize("kind", PASSES)
+@pytest.mark.parametrize(("kernel", "tile"), [((3, 3), 128), ((1, 1), 1)])
+def test_few_channels_of_a_result_count_as_a_tile(kind: str, kernel: tuple[int, int], tile: int) -> None:
     """A 3 x 3 convolution to 32 channels takes as long on tensor cores as one to 128; 1 x 1 ones are products."""
 
-    def arithmetic_us(filters: int) -> list[float]:
+    def tensor_core_us(columns: int) -> list[float]:
         a = Convolution((64, 64), kernel, (1, 1), (kernel[0] // 2,) * 4)
-        image, result = (TensorType((64, channels, 64, 64), DType.BF16) for channels in (128, filters))
-        weight = TensorType((filters, 128, *kernel), DType.BF16)
-        return [e.arithmetic_us for e in efforts(Request("convolution", a, (image, weight), (result,), Precision.BF16))]
+        filters, channels = (256, columns) if kind == "convolution_backward_data" else (columns, 256)
+        image, result = (TensorType((64, count, 64, 64), DType.BF16) for count in (channels, filters))
+        weight = TensorType((filters, channels, *kernel), DType.BF16)
+        types = {"convolution": (image, weight, result), "convolution_backward_data": (result, weight, image)}
+        *inputs, output = types.get(kind, (image, result, weight))
+        request = Request(kind, a, tuple(inputs), (output,), Precision.BF16)
+        shapes = shapes_of(request)
+        assert shapes is not None
+        share = busy(*shapes.product(PASSES[kind]), H200)
+        return [effort.arithmetic_us * share for effort in efforts(request)]
 
-    for narrow, wide in zip(arithmetic_us(32), arithmetic_us(128), strict=True):
-        assert narrow == pytest.approx(wide * times / 4, rel=0.02)
+    for columns in (32, 128, 192):
+        tiles = -(-columns // tile) * tile
+        for narrow, whole in zip(tensor_core_us(columns), tensor_core_us(256), strict=True):
+            assert narrow == pytest.approx(whole * tiles / 256)
 
 
 def test_a_stride_makes_the_data_gradient_of_groups_slower():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mbc.errors import MbcError
-from mbc.hardware.spec import DeviceSpec, find_spec
+from mbc.hardware.spec import DeviceSpec, find_spec, spec_of
 from mbc.hardware.target import LocalGpu, find_device
 from mbc.profile import locate as profile_places
 from mbc.profile import paths
@@ -149,6 +149,26 @@ def test_new_measurements_do_not_go_into_a_file_of_another_cudnn(monkeypatch: py
         assert own_path(GPU.name) == own
     assert not own.exists()
     assert signature(A) in read_profile(own.with_name("h200-cudnn9.19.0.sqlite")).measurements
+
+
+def test_a_described_card_has_no_measured_times_of_the_listed_card_of_its_name() -> None:
+    """Its times are scaled to its figures; memory and the PCIe link of a card may differ from the list."""
+    listed = find_spec("h200")
+    assert listed.sheet is not None
+    write_profile(
+        profile({A: [measurement(1, 10.0)]}, identity=replace(IDENTITY, gpu=listed.name)),
+        paths.bundled_path(listed.name),
+    )
+    smaller = spec_of(replace(listed.sheet, memory_bytes=listed.memory_bytes // 2, pcie_generation=3))
+    for same in (listed, smaller):
+        located = find(same)
+        assert located is not None
+        assert [(c.measured, c.time_us) for c in located.candidates(A)] == [(True, 10.0)]
+    for other in (replace(listed.sheet, multiprocessors=16), replace(listed.sheet, bandwidth_gb_s=600.0)):
+        located = find(spec_of(other))
+        assert located is not None
+        assert [c.measured for c in located.candidates(A)] == [False]
+        assert all(time > 10.0 for time in times(located))
 
 
 def test_file_names():
