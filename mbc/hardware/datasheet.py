@@ -204,7 +204,8 @@ def _check_contradictions(row: Mapping[str, Any], sheet: Datasheet) -> None:
     }
     if not isinstance(row.get("published", {}), Mapping):
         raise ValueError("'published' does not hold peaks by their names")
-    figures = {**row.get("published", {}), **row}
+    published: Mapping[str, Any] = row.get("published", {})
+    figures = {**row, **{key: published[key] for key in ("fp32_tflops", "tensor_tflops") if key in published}}
     for key, peak in (("fp32_tflops", sheet.fp32_tflops), ("tensor_tflops", sheet.fp16_tflops)):
         _check_number(key, figures.get(key, 0), 0, _LARGEST)
         limits[key, "multiprocessors", "boost_mhz", "architecture"] = peak / _PEAK_RATIO, peak * _PEAK_RATIO

@@ -115,6 +115,7 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
         ({"nvlink_gb_s": 450}, "'nvlink_gb_s' is 450; with 'bandwidth_gb_s' 360 it is from 0 to 360"),
         ({"published": {"tensor_tflops": 900}}, "'tensor_tflops' is 900; with 'multiprocessors' 28, 'boost_mhz' 1777,"),
         ({"published": "fp32_tflops"}, "'published' does not hold peaks by their names"),
+        ({"published": {"tensor_tflops": None}}, "'tensor_tflops' is null; it has to be a number"),
         ({"published": {"fp32_tflops": "12"}}, "'fp32_tflops' is \"12\"; it has to be a number"),
     ],
 )
@@ -124,6 +125,13 @@ def test_a_file_with_nonsense(tmp_path: Path, text: str | dict[str, Any], said: 
     with pytest.raises(MbcError, match=r"MBC069: the datasheet '.*card.json' cannot be used: ") as caught:
         read_sheet(path)
     assert said in caught.value.message and "mbc gpus rtx-3090 --json" in caught.value.remedy
+
+
+@pytest.mark.parametrize("notes", [{"tensor_mhz": "1700"}, {"nvlink_gb_s": None}, {"shared_kib": 200}])
+def test_other_notes_on_a_card_are_none_of_its_figures(tmp_path: Path, notes: dict[str, Any]) -> None:
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(CARD | {"published": notes}))
+    assert read_sheet(path)[0] == sheet_of(CARD)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
