@@ -1,7 +1,9 @@
 // Results of `mbc fit`, measured steps and curves of a training, if the page has them.
 function recordedSection(place) {
   for (const one of DATA.recorded || []) {
-    if (one.what === "batches") {
+    if (one.what === "batches" && !one.fastest.images_per_s) {
+      place.append(element("p", {}, `Largest batch within ${showSize(one.largest.budget_bytes)}: ${one.largest.batch}. A plan in fp64 has no predicted times.`));
+    } else if (one.what === "batches") {
       place.append(element("h3", {}, "Images per second over the batch"), element("p", {},
         `Largest batch within ${showSize(one.largest.budget_bytes)}: ${one.largest.batch}, ${showRate(one.largest.images_per_s)} images/s; ` +
         `fastest: ${one.fastest.batch}, ${showRate(one.fastest.images_per_s)} images/s.`),

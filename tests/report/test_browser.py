@@ -353,6 +353,17 @@ def test_streams_of_ranks_that_run_another_plan(browser, tmp_path):
     assert browser.errors == []
 
 
+def test_batches_without_times_have_no_chart(browser, tmp_path):
+    probe = {"batch": 8, "images_per_s": 0.0, "budget_bytes": 1 << 30, "fits": True}
+    path = tmp_path / "fit.html"
+    fit = {"what": "batches", "largest": probe, "fastest": probe, "probes": [probe]}
+    path.write_text(plan_page(PLANS["small"](), recorded=[fit]))
+    _shown(browser, path)
+    said = browser.run("document.getElementById('recorded').textContent")
+    assert "Largest batch within 1.00 GiB: 8. A plan in fp64 has no predicted times." in said and "/s" not in said
+    assert browser.run("document.querySelectorAll('#recorded svg').length") == 0 and browser.errors == []
+
+
 def test_results_of_other_commands(browser, tmp_path):
     curve = {"what": "budgets", "unlimited": {"train_us": 100.0, "needed_bytes": 3 << 30}, "probes": [
         {"budget_bytes": size << 30, "train_us": 200.0 / size, "fits": True} for size in (1, 2, 3)
