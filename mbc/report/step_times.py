@@ -25,8 +25,6 @@ def range_text(low_us: float, high_us: float, measured_share: float) -> str:
 def step_text(plan: Plan) -> str:
     """Format a step such as `~5.92 ms (5.70 to 6.41 ms; 73 % of it measured)`."""
     share = plan.predictions.measured_share
-    if not plan.is_timed:
-        return "no predicted time (for the CPU)"
     return f"{time_cell(step_us(plan), share < 1)} ({range_text(*range_us(plan), share)})"
 
 
@@ -44,10 +42,11 @@ def unlike_estimates(plans: tuple[Plan, Plan]) -> bool:
 
 def compared_steps(plans: tuple[Plan, Plan], titles: tuple[str, str]) -> str:
     """Say in one sentence which of two plans is faster, or why that is unknown."""
+    if untimed := [title for plan, title in zip(plans, titles, strict=True) if not plan.is_timed]:
+        named = f"{' and '.join(untimed)} {'are' if untimed[1:] else 'is'}"
+        return f"The plans cannot be compared by time: {named} in fp64, which is for the CPU."
     old, new = (step_us(plan) for plan in plans)
     times = " and ".join(f"{step_text(plan)} by {title}" for plan, title in zip(plans, titles, strict=True))
-    if not all(plan.is_timed for plan in plans):
-        return f"It is unknown which plan is faster: the step has {times}."
     (low, high), (other_low, other_high) = map(range_us, plans)
     if unlike_estimates(plans) and low <= other_high and other_low <= high:
         return f"It is unknown which plan is faster: the step takes {times}, and these ranges overlap."

@@ -11,6 +11,7 @@ import pytest
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.hardware.streams import COPY_STREAMS
+from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.plan.diff import Change, PlanDiff, diff_plans
 from mbc.plan.file import dump_plan, load_plan
@@ -106,6 +107,14 @@ def test_unlike_measured_shares_are_reported_without_a_verdict():
     assert rows["training step, range"] == ("5.70 to 6.40 ms", "2.26 to 13.9 ms", "")
     assert rows["training step"][:2] == ("~6.00 ms", "~5.35 ms")
     assert not {"training step, at least", "training step, at most"} & set(rows)
+
+
+def test_plans_in_fp64_are_not_compared_by_time():
+    plan = PLANS["kept"]()
+    double = replace(plan, graph=replace(plan.graph, precision=Precision.FP64))
+    said = "The plans cannot be compared by time: {} in fp64, which is for the CPU."
+    assert compared_steps((plan, double), ("a", "b")) == said.format("b is")
+    assert compared_steps((double, double), ("a", "b")) == said.format("a and b are")
 
 
 def test_apart_ranges_and_one_profile_tell_which_plan_is_faster():
