@@ -146,9 +146,10 @@ def figure_of(name: str, figure: Figure, plan: Plan) -> str:
     p = plan.predictions
     if name == "profile":
         return profile_of(plan)
-    if name in ("train_range_us", "infer_range_us"):
-        ends_us = (p.train_low_us, p.train_high_us) if name[0] == "t" else (p.infer_low_us, p.infer_high_us)
-        return show_range(*ends_us) if plan.is_timed else "-"
+    if name == "train_range_us":
+        return show_range(p.train_low_us, p.train_high_us) if plan.is_timed else "-"
+    if name == "infer_range_us":
+        return show_range(p.infer_low_us, p.infer_high_us) if plan.is_timed else "-"
     guess = p.infer_low_us < p.infer_high_us if name == "infer_us" else p.measured_share < 1
     return ("~" if guess and name.endswith("_us") and figure else "") + show_figure(name, figure)
 

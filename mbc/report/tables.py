@@ -109,17 +109,18 @@ def operations_table(
         for s in shown
     ]
     columns = _OPERATIONS
-    if not any(s.time_us for s in shown):
-        columns, rows = without_columns(columns, rows, "time")
     if any(s.stream is Stream.COLLECTIVE for s in shown):  # streams are more useful here than layouts
         columns = (*_OPERATIONS[:4], Column("stream"), *_OPERATIONS[5:])
         rows = [(*row[:4], str(s.stream), *row[5:]) for row, s in zip(rows, shown, strict=True)]
+    if not any(s.time_us for s in shown):
+        columns, rows = without_columns(columns, rows, "time")
     lines = [render(columns, rows, width)]
     if len(shown) < len(summaries):
         names = {s.name for s in shown}
         others = [s for s in summaries if s.name not in names]
-        time = time_cell(sum(s.time_us for s in others), any(s.estimated for s in others))
-        take = "more operations" if time == "-" else f"faster operations that take {time} together"
+        time_us = sum(s.time_us for s in others)
+        time = time_cell(time_us, any(s.estimated for s in others))
+        take = f"faster operations that take {time} together" if time_us else "more operations"
         lines.append(f"… and {len(others)} {take}")
     return "\n".join(lines)
 
@@ -235,25 +236,19 @@ def totals_text(plan: Plan) -> str:
     if predictions.peer_bytes:
         most = f"of at most {show_given(plan.peer_limit_bytes)}"
         rows.append(("another GPU's memory", show_size(predictions.peer_bytes), most))
-    limits = [
-        ("best serial schedule", time_cell(bounds.fastest_us, guess), over(predictions.train_us, bounds.fastest_us)),
-        ("peak live bytes", show_size(bounds.live_bytes), over(predictions.arena_bytes, bounds.live_bytes)),
-        (
-            f"lower bound of the arena, set by {bounds.floor_operation}",
-            show_size(bounds.floor_bytes),
-            over(predictions.arena_bytes, bounds.floor_bytes),
-        ),
-    ]
-    if bounds.within_budget_us > bounds.fastest_us:
-        least = time_cell(bounds.within_budget_us, guess), over(predictions.train_us, bounds.within_budget_us)
-        limits.insert(1, ("best serial schedule within the budget (knapsack)", *least))
-    if bounds.nondeterministic_us:
-        price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
-        limits.insert(1, ("best serial schedule without deterministic = true", *price))
-    if bounds.critical_path_us:
-        least = time_cell(bounds.critical_path_us, guess), over(predictions.train_us, bounds.critical_path_us)
-        limits.insert(0, ("critical-path lower bound", *least))
-    limits = [limit for limit in limits if limit[1] != "-"]
+    within_budget_us = bounds.within_budget_us if bounds.within_budget_us > bounds.fastest_us else 0.0
+    times_us = {
+        "critical-path lower bound": bounds.critical_path_us,
+        "best serial schedule": bounds.fastest_us,
+        "best serial schedule without deterministic = true": bounds.nondeterministic_us,
+        "best serial schedule within the budget (knapsack)": within_budget_us,
+    }
+    sizes = {
+        "peak live bytes": bounds.live_bytes,
+        f"lower bound of the arena, set by {bounds.floor_operation}": bounds.floor_bytes,
+    }
+    limits = [(name, time_cell(us, guess), over(predictions.train_us, us)) for name, us in times_us.items() if us]
+    limits += [(name, show_size(size), over(predictions.arena_bytes, size)) for name, size in sizes.items()]
     totals = render((Column("in all"), Column("", right=True), Column("")), rows)
     return (
         totals

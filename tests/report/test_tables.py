@@ -153,6 +153,13 @@ def test_limit_keeps_the_slowest_in_program_order():
     assert lines[-1].startswith(f"… and {len(summaries) - 4} faster operations that take ~")
 
 
+def test_collectives_without_times_have_streams_and_no_column_of_times():
+    summaries = [replace(s, time_us=0.0, stream=Stream.COLLECTIVE) for s in summarise(PLAN, PLAN.train)]
+    head, _, *rows = operations_table(summaries, None).splitlines()
+    assert "stream" in head.split() and not {"time", "layout"} & set(head.split())
+    assert all(row[head.index("stream") :].startswith("collective ") for row in rows)
+
+
 def test_by_kind():
     text = plan_text(PLAN, by_kind=True)
     assert "linear_backward_filter" in text and "share" in text and "l0.filter" not in text
