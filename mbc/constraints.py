@@ -51,7 +51,7 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
         raise MbcError(
             "MBC206", f"there is no technique '{unknown[0]}' to leave out", f"name some of {', '.join(TECHNIQUES)}"
         )
-    on_cpu = lowered.precision is Precision.FP64
+    on_cpu = not lowered.precision.runs_on_gpus
     ratio, half_precision = device.fp16_tflops / device.fp32_tflops, "bf16" if device.has_bf16 else "fp16"
     if ratio >= COSTLY_RATIO and not _has_tensor_cores(device, lowered.precision, lowered.allow_emulated_fp32):
         name = f"{device.name} ({device.architecture})"
@@ -112,7 +112,7 @@ def warn_without_room(plan: Plan, gpu: str) -> None:
     needed_bytes = plan.predictions.arena_bytes + overhead_bytes
     if plan.budget_bytes != device.memory_bytes or needed_bytes + RESERVED_FOR_DISPLAY_BYTES <= device.memory_bytes:
         return
-    if plan.graph.precision is not Precision.FP64 and not is_here(device, gpu):
+    if plan.is_timed and not is_here(device, gpu):
         recommended_gib = (device.memory_bytes - RESERVED_FOR_DISPLAY_BYTES) * 10 // UNIT_BYTES["GiB"] / 10
         may_plan = recommended_gib * UNIT_BYTES["GiB"] > overhead_bytes
         warnings.warn(

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mbc.errors import MbcError
 from mbc.hardware.collective_times import CollectiveKind
 from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
@@ -26,6 +25,7 @@ from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.ops import KINDS
 from mbc.plan.collectives import Bucket, Sharing, sharing_of
 from mbc.plan.model import Buffer, Launch, Mode, Plan, Program
+from mbc.plan.require_times import require_predicted_times
 from mbc.plan.summary import OperationSummary, grouped, summarise
 
 _VERY_LARGE = 1 << 30  # bytes of a collective whose latency is negligible
@@ -104,18 +104,8 @@ def device_of(plan: Plan) -> DeviceSpec:
     Raises:
         MbcError: MBC196, the plan is in fp64, which no GPU runs.
     """
-    check_timed(plan.graph.name, plan.graph.precision, "roofline")
+    require_predicted_times(plan.graph.name, plan.graph.precision, "a roofline")
     return plan.target.device
-
-
-def check_timed(network: str, precision: Precision, missing: str) -> None:
-    """Raise MBC196 if plans in this precision have no predicted times, and name what is `missing` therefore."""
-    if precision is Precision.FP64:
-        raise MbcError(
-            "MBC196",
-            f"'{network}' is planned in fp64, which mbc does not run on GPUs, so it has no {missing}",
-            "choose another precision with --set train.precision=fp32",
-        )
 
 
 def ceilings_of(plan: Plan) -> Ceilings:

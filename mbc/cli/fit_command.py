@@ -42,10 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_fit(arguments: argparse.Namespace) -> int:
-    from mbc.analysis.roofline import check_timed
     from mbc.fit import LEAST_STEP, Batches, budget_curve, figures, largest_batch, own_batch, with_batch, with_budget
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
+    from mbc.plan.require_times import require_predicted_times
     from mbc.report import fit as report
 
     source = read_source(arguments.source)
@@ -53,7 +53,7 @@ def _print_fit(arguments: argparse.Namespace) -> int:
     with notes(), terminated_as_interrupted(), busy(f"fitting {arguments.source}") as at:
         if arguments.curve:
             lowered = lower(parse(source), asked.settings, asked.network)
-            check_timed(lowered.network.name, lowered.precision, "times to compare")
+            require_predicted_times(lowered.network.name, lowered.precision, "a curve of step times")
 
             def plan_within(budget_bytes: int) -> Plan:
                 return _plan(source, with_budget(asked, budget_bytes), report.within(budget_bytes), at)

@@ -112,7 +112,6 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
     """Return the operations that plans of the networks may use in all precisions, each once with its total weight."""
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
-    from mbc.ir.types import Precision
     from mbc.optimize.search.profiling_requests import needs
     from mbc.passes.training_step import differentiate
 
@@ -122,7 +121,7 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
         for precision in arguments.precision or (None,):
             chosen = () if precision is None else (("train.precision", precision),)
             lowered = lower(program, (*arguments.settings, *chosen), arguments.network)
-            if lowered.precision is Precision.FP64:
+            if not lowered.precision.runs_on_gpus:
                 raise MbcError(
                     "MBC192", f"'{place}' is in fp64, which runs on the CPU only: there is nothing to measure",
                     "choose other precisions: --precision fp32,tf32,bf16,fp16",

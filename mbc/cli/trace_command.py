@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = options(arguments)
     check_outputs({"-o": arguments.output}, {"the plan": arguments.plan, "--with": arguments.recorded})
     check_plannable(arguments.plan, asked)
-    from mbc.analysis.roofline import check_timed
+    from mbc.plan.require_times import require_predicted_times
     from mbc.report.html.recorded import read_recorded
     from mbc.report.html.render import write_text
     from mbc.report.measured import measured_step
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     name: str | None = arguments.recorded
     record = {} if name is None else read_recorded(read_text(Path(name)), name)
     plan, *others = plans_of_ranks(arguments.plan, asked)
-    check_timed(plan.graph.name, plan.graph.precision, "predicted times to write")
+    require_predicted_times(plan.graph.name, plan.graph.precision, "a trace")
     path = Path(arguments.output or default_output(arguments.plan, ".trace.json"))
     trace = trace_document(plan, None if name is None else measured_step(plan, record, name), others)
     write_text(path, json.dumps(trace, separators=(",", ":")))

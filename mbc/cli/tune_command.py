@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.analysis.roofline import check_timed
 from mbc.cli.arguments.settings_file import settings_text
 from mbc.cli.arguments.shared import options
 from mbc.cli.outputs import check_outputs
@@ -25,6 +24,7 @@ from mbc.frontend.parse import parse
 from mbc.frontend.sections import optimizer_text
 from mbc.ir.kept_gradients import check_updates
 from mbc.options import Options
+from mbc.plan.require_times import require_predicted_times
 from mbc.progress import busy
 from mbc.report.fit import batch_line
 from mbc.report.tune import tune_document, tune_text
@@ -98,7 +98,7 @@ class _Tuning:
         self._asked = asked if arguments.memory is None else with_budget(asked, arguments.memory)
         self._batch = own_batch(self._source, self._asked)
         lowered = lower(parse(self._source), asked.settings, asked.network)
-        check_timed(lowered.network.name, lowered.precision, "images/s to choose by")
+        require_predicted_times(lowered.network.name, lowered.precision, "choosing a batch by speed")
         rule = lowered.optimizer
         check_updates(rule, "mbc tune")
         self._optimizer = rule

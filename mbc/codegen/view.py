@@ -140,7 +140,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
 
 def working_code(precision: Precision) -> int:
     """Return the value of MBC_WORKING for kernels in `precision`; raise MBC090 if there is no GPU code for it."""
-    if precision is Precision.FP64:
+    if not precision.runs_on_gpus:
         raise MbcError(
             "MBC090",
             f"a plan in {precision} cannot become GPU code",

@@ -38,6 +38,11 @@ class Precision(StrEnum):
         return {"tf32": DType.FP32}.get(self.value) or DType(self.value)
 
     @property
+    def runs_on_gpus(self) -> bool:
+        """True if GPUs run plans in this precision, which then have predicted times; plans in fp64 are for the CPU."""
+        return self is not Precision.FP64
+
+    @property
     def master(self) -> DType:
         """Element type of parameters, statistics, optimizer state, parameter gradients and losses."""
         return DType.FP64 if self is Precision.FP64 else DType.FP32

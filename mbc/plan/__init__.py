@@ -20,6 +20,7 @@
 * `kernels`: whether the kernels of a plan exist and accept their operands
 * `newer_gpu`: kernels that bind a package to the architecture it was compiled for
 * `prefetch`: device memory for the inputs of the next step
+* `require_times`: the refusal of what needs predicted times, for plans that have none
 * `live`: live bytes at each launch, by kind
 * `memory`: bytes by kind, launch by launch
 * `techniques`: what a program recomputes, offloads and divides

@@ -15,7 +15,7 @@ from mbc.hardware.streams import Space, Stream
 from mbc.hardware.transfers import Links
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.optional import optional
-from mbc.ir.types import DType, Layout, Precision
+from mbc.ir.types import DType, Layout
 
 SCHEMA_VERSION = 5
 
@@ -290,8 +290,8 @@ class Plan:
 
     @property
     def is_timed(self) -> bool:
-        """True if a GPU can run the plan, so that it has predicted times; plans in fp64 are for the CPU."""
-        return self.graph.precision is not Precision.FP64
+        """True if a GPU can run the plan, so that it has predicted times."""
+        return self.graph.precision.runs_on_gpus
 
     @property
     def arena_budget_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.types import Precision
 from mbc.plan.live import rounded
 from mbc.plan.model import Plan
 
@@ -18,7 +17,7 @@ def ahead_bytes(graph: TrainingGraph, available_bytes: int) -> int:
 
     Without a second copy, the inputs of a step are copied after the step before it.
     """
-    if graph.precision is Precision.FP64:
+    if not graph.precision.runs_on_gpus:
         return 0  # fp64 runs on the CPU only
     wanted = input_bytes(graph)
     return wanted if wanted <= available_bytes else 0

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.hardware.streams import Space
-from mbc.ir.types import Precision
 from mbc.ops.shard import own_rows
 from mbc.plan.collectives import ctas_of
 from mbc.plan.cut import parts_before_last
@@ -81,7 +80,7 @@ def open_cuda(
             GPU), MBC154 (not the planned architecture), MBC155 (too little free memory), MBC105 and MBC106 (no GPU
             lends the memory to which the plan offloads), and the errors of `Library`.
     """
-    if plan.graph.precision is Precision.FP64:
+    if not plan.is_timed:
         raise MbcError("MBC168", "precision fp64 runs on the CPU only", 'choose another precision, or device="cpu"')
     if folder is None or not (folder / LIBRARY_FILE).is_file():
         where = f"'{folder}' has no {LIBRARY_FILE}" if folder is not None else "a plan alone has no library"

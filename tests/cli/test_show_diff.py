@@ -69,9 +69,14 @@ def test_plans_in_fp64_are_for_the_cpu_and_have_no_times(mbc, package):
     one = mbc("diff", package, "tiny.mbc", "--gpu", "h200").out
     assert re.search(r"^training step +- +~", one, re.MULTILINE)
     assert mbc("report", package, "-o", "page.html").code == mbc("diff", package, "tiny.mbc", "-o", "b.html").code == 0
-    for command in (("fit", "--curve"), ("tune", "--dry-run"), ("trace",)):
+    needing = {
+        ("fit", "--curve"): "a curve of step times", ("tune", "--dry-run"): "choosing a batch by speed",
+        ("trace",): "a trace",
+    }  # fmt: skip
+    for command, purpose in needing.items():
         refused = mbc(command[0], "tiny.mbc", *command[1:], *FP64)
-        assert refused.code == 1 and "error MBC196: 'tiny' is planned in fp64, which mbc does not run" in refused.err
+        said = f"error MBC196: 'tiny' is in fp64, which is for the CPU: {purpose} needs predicted times"
+        assert refused.code == 1 and said in refused.err
 
 
 def test_show_the_roofline(mbc, package):
@@ -82,7 +87,7 @@ def test_show_the_roofline(mbc, package):
     document = mbc("show", "tiny.mbc", "--gpu", "h200", "--roofline", "--json").json
     assert document["floor"]["products"] == 5 and document["operations"][0]["name"] == "conv0"
     refused = mbc("show", package, "--roofline")
-    assert refused.code == 1 and "is planned in fp64, which mbc does not run on GPUs" in refused.err
+    assert refused.code == 1 and "is in fp64, which is for the CPU: a roofline needs predicted times" in refused.err
 
 
 def test_show_as_json(mbc, package):

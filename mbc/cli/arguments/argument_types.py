@@ -153,5 +153,5 @@ class SomeOf:
 peers = SomeOf(PEERS)
 modes = SomeOf(MODES)
 techniques = SomeOf(TECHNIQUES)
-precisions = SomeOf(tuple(p for p in Precision if p is not Precision.FP64))  # measured on a GPU
+precisions = SomeOf(tuple(p for p in Precision if p.runs_on_gpus))
 spatial_axes = SomeOf(("0", "1", "2"))

@@ -13,7 +13,6 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import KernelClass, Links, Slowdown
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
 from mbc.ops import KINDS
 from mbc.ops.base import OpKind
@@ -100,7 +99,7 @@ def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], de
     It is the least time that the launch's bytes and arithmetic could take (Williams et al.'s roofline) over its own
     time, relative to `FILLING`, the share that kernels reach.
     """
-    if graph.precision is Precision.FP64:
+    if not graph.precision.runs_on_gpus:
         return (1.0,) * len(program.launches)  # fp64 runs on the CPU only
     bytes_per_us = device.copy_gb_s * 1e3
     # The peak is that of the precision's own arithmetic: FFMA kernels fill a GPU although tensor cores would be faster.

@@ -19,7 +19,7 @@ HOST_BYTES_MAPPED = 512  # bytes of host memory that one byte on the device maps
 
 def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
     """Return the bytes that every plan reserves; 0 in fp64, which runs on the CPU only."""
-    if precision is Precision.FP64:
+    if not precision.runs_on_gpus:
         return 0
     return (device.overhead_bytes or UNMEASURED_BYTES) + device.communicator_bytes
 

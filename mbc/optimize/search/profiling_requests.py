@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.types import Precision
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
@@ -38,7 +37,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
         device: The GPU.
         policy: Sizes of micro-batches that plans may use.
     """
-    if graph.precision is Precision.FP64:
+    if not graph.precision.runs_on_gpus:
         return ()
     # All estimates count as measured, so that kernels which need a measured time are asked for.
     plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED), optimism=1.0)
