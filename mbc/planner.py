@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from mbc.constraints import Constraints, warn_without_room
@@ -102,7 +102,7 @@ def _without_times(plan: Plan) -> Plan:
         for program in (plan.train, plan.infer)
     )
     predictions, bounds = (
-        replace(figures, **{name: 0.0 for name in asdict(figures) if name.endswith("_us")})
+        replace(figures, **{field.name: 0.0 for field in fields(figures) if field.name.endswith("_us")})
         for figures in (plan.predictions, plan.bounds)
     )
     return replace(plan, train=train, infer=infer, predictions=predictions, bounds=bounds)

@@ -103,7 +103,8 @@ def _show(name: str, as_json: bool) -> int:
     if name.endswith(".json"):
         (sheet, row), key, sources = read_sheet(Path(name)), name, None
     else:
-        key = next(key for key, one in device_specs().items() if one is find_spec(name))
+        spec = find_spec(name)
+        key = next(key for key, one in device_specs().items() if one is spec)
         sheet, row, sources = sheet_of(CARDS[key]), CARDS[key], FIGURE_SOURCES
     if as_json:
         print(json.dumps({field: value for field, value in row.items() if field != "planning"}, indent=2))

@@ -63,8 +63,9 @@ def split_name(name: str) -> GpuName:
 def _meant(name: str) -> str:
     """Return a question after the architecture that a misspelt pose means (`h200@sm86`); empty if it means none."""
     match = _MISSPELT.fullmatch(name)
-    pose = "" if match is None else f"sm_{match[2]}{match[3]}"
-    return f"did you mean {match[1]}{pose}? Else " if match is not None and pose in BUILDABLE else ""
+    if match is None or (pose := f"sm_{match[2]}{match[3]}") not in BUILDABLE:
+        return ""
+    return f"did you mean {match[1]}{pose}? Else "
 
 
 def whole_name(name: str) -> str:

@@ -48,11 +48,11 @@ def _line(probe: Probe) -> str:
     if f is None:
         return reason(probe)
     step = f"{time_cell(f.train_us, f.measured_share < 1)}, " if f.train_us else ""
-    return f"{step}{_images(f)}, takes {show_size(f.needed_bytes)}"
+    return f"{step}{_images_or_cpu(f)}, takes {show_size(f.needed_bytes)}"
 
 
-def _images(f: Figures) -> str:
-    """Format images/s of a plan that a GPU can run."""
+def _images_or_cpu(f: Figures) -> str:
+    """Format images/s, or return `for the CPU` for a plan in fp64, which has no predicted times."""
     return f"{guess(f)}{show_rate(f.images_per_s)} images/s" if f.train_us else "for the CPU"
 
 
@@ -86,7 +86,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         "",
         f"largest batch in {show_given(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
         f"{'at least ' if fit.at_least else ''}{largest.batch}, "
-        f"{_images(largest)}, takes {show_size(largest.needed_bytes)}",
+        f"{_images_or_cpu(largest)}, takes {show_size(largest.needed_bytes)}",
     ]
     if fit.untried:
         between = f"batches between {largest.batch} and {fit.refused}, which does not fit, were not tried"
@@ -101,7 +101,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
             "batches at less than half of the most images/s count as too large: `mbc compile` may have plans for them"
         )
     if fastest is not largest and top:
-        lines.append(f"fastest of these: {fastest.batch}, {_images(fastest)}")
+        lines.append(f"fastest of these: {fastest.batch}, {_images_or_cpu(fastest)}")
     return "\n".join(lines)
 
 

@@ -270,7 +270,7 @@ def test_fp64_is_for_the_cpu(tmp_path: Path):
         assert Module(small_plan("fp64"), device="auto").device == "cpu"
 
 
-def test_a_module_tells_the_step_that_a_gpu_would_take():
+def test_a_module_on_the_cpu_shows_the_predicted_step_of_a_gpu_except_in_fp64():
     assert "  step predicted " in repr(Module(small_plan(), device="cpu"))
     assert "  step for the CPU, 0 done" in repr(Module(small_plan("fp64"), device="cpu"))
 
