@@ -13,10 +13,15 @@ from mbc.report.tables import outside_cell, over, time_cell
 from mbc.units import show_rate, show_size
 
 _COLUMNS = (
-    Column("without", shrinks=True, least=20), Column("arena", right=True), Column("host", right=True),
-    Column("with overhead", right=True), Column("step", right=True), Column("over the first", right=True),
-    Column("images/s", right=True, optional=1), Column(""),
-)  # fmt: skip
+    Column("without", shrinks=True, least=20),
+    Column("arena", right=True),
+    Column("host", right=True),
+    Column("with overhead", right=True),
+    Column("step", right=True),
+    Column("over the first", right=True),
+    Column("images/s", right=True, optional=1),
+    Column(""),
+)
 
 
 def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> str:

@@ -14,11 +14,16 @@ from mbc.report.devices import library_launches
 from mbc.units import show_rate, show_size
 
 _COLUMNS = (
-    Column("contender", shrinks=True, least=20), Column("step", right=True), Column("spread", right=True, optional=2),
-    Column("samples/s", right=True), Column("over mbc", right=True), Column("memory", right=True),
-    Column("first step", right=True, optional=1), Column("losses apart", right=True),
+    Column("contender", shrinks=True, least=20),
+    Column("step", right=True),
+    Column("spread", right=True, optional=2),
+    Column("samples/s", right=True),
+    Column("over mbc", right=True),
+    Column("memory", right=True),
+    Column("first step", right=True, optional=1),
+    Column("losses apart", right=True),
     Column("", shrinks=True, least=12),
-)  # fmt: skip
+)
 
 
 _OVER = 5  # number of columns up to "over mbc"

@@ -187,10 +187,14 @@ def collectives_text(plan: Plan, width: int | None) -> str:
         )
     ]  # fmt: skip
     columns = (
-        Column("collective" if sharing.shards else "all-reduce"), Column("tensors", right=True),
-        Column("bytes", right=True), Column("starts", right=True), Column("in the step", right=True),
-        Column("hidden", right=True), Column("exposed", right=True),
-    )  # fmt: skip
+        Column("collective" if sharing.shards else "all-reduce"),
+        Column("tensors", right=True),
+        Column("bytes", right=True),
+        Column("starts", right=True),
+        Column("in the step", right=True),
+        Column("hidden", right=True),
+        Column("exposed", right=True),
+    )
     rows.append(
         ("all", str(sum(b.tensors for b in sharing.all_buckets)),
          show_size(sum(b.size_bytes for b in sharing.all_buckets)), "",

@@ -17,15 +17,25 @@ from mbc.units import show_distinct, show_given, show_rate, show_size
 _BAR = 24
 
 _BATCHES = (
-    Column("batch", right=True), Column("images/s", right=True), Column("", optional=2), Column("step", right=True),
-    Column("over its bound", right=True, optional=1), Column("takes", right=True),
-    Column("host", right=True, optional=3), Column("", shrinks=True, least=12),
-)  # fmt: skip
+    Column("batch", right=True),
+    Column("images/s", right=True),
+    Column("", optional=2),
+    Column("step", right=True),
+    Column("over its bound", right=True, optional=1),
+    Column("takes", right=True),
+    Column("host", right=True, optional=3),
+    Column("", shrinks=True, least=12),
+)
 _BUDGETS = (
-    Column("budget", right=True), Column("step", right=True), Column("", optional=2),
-    Column("over no limit", right=True), Column("images/s", right=True, optional=1), Column("takes", right=True),
-    Column("host", right=True, optional=3), Column("", shrinks=True, least=12),
-)  # fmt: skip
+    Column("budget", right=True),
+    Column("step", right=True),
+    Column("", optional=2),
+    Column("over no limit", right=True),
+    Column("images/s", right=True, optional=1),
+    Column("takes", right=True),
+    Column("host", right=True, optional=3),
+    Column("", shrinks=True, least=12),
+)
 
 
 def batch_line(probe: Probe) -> str:

@@ -14,10 +14,17 @@ from mbc.report.tables import time_cell
 from mbc.units import show_given, show_range, show_size
 
 _COLUMNS = (
-    Column("plans", shrinks=True, optional=1), Column("configuration"), Column("batch x patch"), Column("fits"),
-    Column("step", right=True), Column("its range", right=True), Column("epoch", right=True),
-    Column("its range", right=True), Column("takes", right=True), Column("trains from", right=True),
-)  # fmt: skip
+    Column("plans", shrinks=True, optional=1),
+    Column("configuration"),
+    Column("batch x patch"),
+    Column("fits"),
+    Column("step", right=True),
+    Column("its range", right=True),
+    Column("epoch", right=True),
+    Column("its range", right=True),
+    Column("takes", right=True),
+    Column("trains from", right=True),
+)
 
 
 def probe_line(name: str, probe: Probe) -> str:

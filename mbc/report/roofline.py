@@ -16,16 +16,29 @@ from mbc.report.tables import heading, kernels_cell, time_cell
 from mbc.units import show_rate, show_size, show_time
 
 _OPERATIONS = (
-    Column("operation", shrinks=True, least=18), Column("kind", shrinks=True, least=12, optional=2),
-    Column("kernel", shrinks=True, least=16, optional=1), Column("bytes", right=True), Column("flops", right=True),
-    Column("limit", right=True), Column("nearest limit"), Column("time", right=True),
-    Column("time / limit", right=True), Column("lost", right=True),
-)  # fmt: skip
+    Column("operation", shrinks=True, least=18),
+    Column("kind", shrinks=True, least=12, optional=2),
+    Column("kernel", shrinks=True, least=16, optional=1),
+    Column("bytes", right=True),
+    Column("flops", right=True),
+    Column("limit", right=True),
+    Column("nearest limit"),
+    Column("time", right=True),
+    Column("time / limit", right=True),
+    Column("lost", right=True),
+)
 _KINDS = (
-    Column("kind", shrinks=True, least=12), Column("operations", right=True), Column("bytes", right=True),
-    Column("flops", right=True), Column("limit", right=True), Column("nearest limit"), Column("time", right=True),
-    Column("time / limit", right=True), Column("lost", right=True), Column("share of loss", right=True),
-)  # fmt: skip
+    Column("kind", shrinks=True, least=12),
+    Column("operations", right=True),
+    Column("bytes", right=True),
+    Column("flops", right=True),
+    Column("limit", right=True),
+    Column("nearest limit"),
+    Column("time", right=True),
+    Column("time / limit", right=True),
+    Column("lost", right=True),
+    Column("share of loss", right=True),
+)
 
 
 def roofline_text(

@@ -28,11 +28,16 @@ NO_GPU = "none: the plan is for the CPU"
 NO_TIMES = "has no times of the step's kernels, which are estimated"
 
 _OPERATIONS = (
-    Column("operation", shrinks=True, least=18), Column("kind", shrinks=True, least=12, optional=3),
-    Column("kernel", shrinks=True, least=16), Column("micro-batches", right=True, shrinks=True),
-    Column("layout", optional=1), Column("time", right=True), Column("workspace", right=True),
-    Column("output", right=True, optional=2), Column("lifetime", right=True),
-)  # fmt: skip
+    Column("operation", shrinks=True, least=18),
+    Column("kind", shrinks=True, least=12, optional=3),
+    Column("kernel", shrinks=True, least=16),
+    Column("micro-batches", right=True, shrinks=True),
+    Column("layout", optional=1),
+    Column("time", right=True),
+    Column("workspace", right=True),
+    Column("output", right=True, optional=2),
+    Column("lifetime", right=True),
+)
 _KINDS = (
     Column("kind", shrinks=True, least=12), Column("operations", right=True), Column("launches", right=True),
     Column("time", right=True), Column("share", right=True), Column("workspace", right=True),

@@ -15,11 +15,17 @@ from mbc.units import show_rate, show_size
 
 _BAR = 24
 _COLUMNS = (
-    Column("batch", right=True), Column("GPUs", right=True), Column("images/s", right=True),
-    Column("noise scale", right=True, optional=2), Column("efficiency", right=True), Column("goodput", right=True),
-    Column("", optional=3), Column("rate", right=True), Column("takes", right=True, optional=1),
+    Column("batch", right=True),
+    Column("GPUs", right=True),
+    Column("images/s", right=True),
+    Column("noise scale", right=True, optional=2),
+    Column("efficiency", right=True),
+    Column("goodput", right=True),
+    Column("", optional=3),
+    Column("rate", right=True),
+    Column("takes", right=True, optional=1),
     Column("", shrinks=True, least=12),
-)  # fmt: skip
+)
 
 
 def tune_text(table: Table, base: Base, state: State, spent: Spending | None, width: int | None = None) -> str:
