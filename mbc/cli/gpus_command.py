@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         posed = f"are fitted to {fitted.posed}" if fitted.posed else "are judgements: none was measured yet"
         print(f"Shares of mbc's kernels for GPUs without wgmma {posed}.")
-        print(f"Ranges of estimates for other GPUs are {OTHER_GPU:g} times as wide to either side.\n")
+        print(f"Ranges of estimates for other GPUs are {OTHER_GPU:g} times as wide to either side. Where a GPU has no")
+        print("measured or scaled times at all, the range is that of a whole step (docs/estimates.md).\n")
     for index, gpu in enumerate(here):
         print(
             f"here: GPU {index} is {with_article(gpu.name)} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "

@@ -112,7 +112,7 @@ def add_fit(commands: Commands) -> None:
         "  mbc fit resnet.mbc --memory 12GB --search-for 10min   the exact largest batch, or the best so far\n"
         "  mbc fit resnet.mbc --memory 12GB --gpus 2        the largest batch for two such GPUs\n"
         "  mbc fit resnet.mbc --curve --set batch=128       time over budget, at one batch\n\n"
-        "Every figure comes from a complete plan, made with the measured kernel times (mbc profile measures more).",
+        "Every figure comes from a complete plan. Times with ~ are estimates (mbc profile measures them).",
     )  # fmt: skip
     parser.add_argument("source", metavar="NET", help="the network (.mbc)")
     parser.add_argument(
