@@ -2,8 +2,8 @@
 
 Each row is a run of `tests/gpu/test_kernels.py`: one architecture, without a tool or with memcheck. `passed_cases` are
 cases of operations, shapes and layouts, `without_kernel` those for which the architecture has no kernel; `errors` are
-those that memcheck counts in all processes. A row passes if no
-case fails and memcheck finds nothing. With memcheck the volume of 12 GB is left out.
+those that memcheck counts in all processes. A row passes if no case fails and memcheck finds nothing. With memcheck the
+volume of 12 GB is left out.
 
     python benchmarks/kernel_tests.py [--only NAME ...] [--workers 8] [--limit 500] [--again]
 

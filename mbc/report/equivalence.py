@@ -13,9 +13,13 @@ from mbc.report.tables import micro_batches
 
 _DIVISIONS = (Column("micro-batches"), Column("operations", right=True), Column("kinds", shrinks=True, least=20))
 _OPERATIONS = (
-    Column("operation", shrinks=True, least=18), Column("micro-batches", shrinks=True),
-    Column("algorithm", optional=1), Column("distance", right=True), Column("allowed", right=True), Column(""),
-)  # fmt: skip
+    Column("operation", shrinks=True, least=18),
+    Column("micro-batches", shrinks=True),
+    Column("algorithm", optional=1),
+    Column("distance", right=True),
+    Column("allowed", right=True),
+    Column(""),
+)
 _OWN = {
     Reference.FLOAT64: (Column("error", right=True), Column("undivided's", right=True), Column("allowed", right=True)),
     Reference.PERTURBED: (Column("perturbed", right=True), Column("allowed", right=True)),
