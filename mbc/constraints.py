@@ -52,18 +52,8 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
             "MBC206", f"there is no technique '{unknown[0]}' to leave out", f"name some of {', '.join(TECHNIQUES)}"
         )
     on_cpu = not lowered.precision.runs_on_gpus
-    ratio, half_precision = device.fp16_tflops / device.fp32_tflops, "bf16" if device.has_bf16 else "fp16"
-    if ratio >= COSTLY_RATIO and not _has_tensor_cores(device, lowered.precision, lowered.allow_emulated_fp32):
-        name = f"{device.name} ({device.architecture})"
-        reason = f"{name} has no tensor cores for {lowered.precision}"
-        if lowered.precision is Precision.FP32:  # possible on tensor cores by emulation, which the user may forbid
-            reason = f"fp32 runs without tensor cores on {name}"
-        warnings.warn(
-            f"{reason}: the peak of matrix products in {half_precision} is {ratio:.1f} times as high "
-            f"(--set train.precision={half_precision})",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if slow := _slow_precision(device, lowered.precision, lowered.allow_emulated_fp32):
+        warnings.warn(slow, RuntimeWarning, stacklevel=2)
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(
         policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32,
@@ -77,28 +67,29 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
         memory, budget = show_distinct(device.memory_bytes, budget_bytes)
         warnings.warn(
             f"memory.device = {budget} is more than the {memory} of the {device.name}: a plan that "
-            "needs more than the GPU has cannot be loaded on it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+            "needs more than the GPU has cannot be loaded on it", RuntimeWarning, stacklevel=2,
+        )  # fmt: skip
     limits = Limits(
-        budget_bytes,
-        options.workspace_limit_bytes,
-        options.workspace_total_bytes,
-        host_bytes,
-        lowered.peer_bytes,
-        options.without,
-        options.slowest_us,
-    )
+        budget_bytes, options.workspace_limit_bytes, options.workspace_total_bytes, host_bytes, lowered.peer_bytes,
+        options.without, options.slowest_us,
+    )  # fmt: skip
     return Constraints((INTERPRETER,) if on_cpu else PROVIDERS, rules, limits)
 
 
-def _has_tensor_cores(device: DeviceSpec, precision: Precision, allow_emulated_fp32: bool) -> bool:
-    """Return whether matrix products in this precision use tensor cores, directly or by emulation of fp32."""
-    if precision in (Precision.BF16, Precision.TF32):
-        return device.has(Instruction.MMA_SYNC)
-    emulated = allow_emulated_fp32 and device.has(Instruction.WGMMA)
-    return precision is not Precision.FP32 or emulated
+def _slow_precision(device: DeviceSpec, precision: Precision, allow_emulated_fp32: bool) -> str:
+    """Return which faster precision the GPU has if products in `precision` use no tensor cores; else an empty text."""
+    name, half_precision = f"{device.name} ({device.architecture})", "bf16" if device.has_bf16 else "fp16"
+    ratio, remedy = device.fp16_tflops / device.fp32_tflops, f"(--set train.precision={half_precision})"
+    faster = f"the peak of matrix products in {half_precision} is {ratio:.1f} times as high {remedy}"
+    if precision is Precision.FP32:  # possible on tensor cores by emulation, which the user may forbid
+        is_slow = ratio >= COSTLY_RATIO and not (allow_emulated_fp32 and device.has(Instruction.WGMMA))
+        return f"fp32 runs without tensor cores on {name}: {faster}" if is_slow else ""
+    if precision not in (Precision.BF16, Precision.TF32) or device.has(Instruction.MMA_SYNC):
+        return ""
+    reason = f"{name} has no tensor cores for {precision}"
+    if precision is Precision.TF32:
+        return f"{reason}, so products run in fp32{f': {faster}' if ratio >= COSTLY_RATIO else ''}"
+    return f"{reason}, and libraries lack it there: a step may take tens of times as long as in fp16 {remedy}"
 
 
 def warn_without_room(plan: Plan, gpu: str) -> None:
@@ -118,7 +109,6 @@ def warn_without_room(plan: Plan, gpu: str) -> None:
         warnings.warn(
             f"the budget is all memory of the {device.name}, and the plan leaves less than 1 GB of it to a "
             "display and other programs"
-            f"{f': memory.device={recommended_gib:.1f}GiB leaves them 1 GB' if may_plan else ''}",
-            RuntimeWarning,
+            f"{f': memory.device={recommended_gib:.1f}GiB leaves them 1 GB' if may_plan else ''}", RuntimeWarning,
             stacklevel=2,
-        )
+        )  # fmt: skip

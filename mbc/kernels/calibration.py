@@ -111,14 +111,8 @@ class Spread:
     def of(ratios: Sequence[float]) -> Spread:
         """Return the spread of at least one ratio."""
         ordered, errors = sorted(ratios), sorted(abs(ratio - 1) for ratio in ratios)
-        return Spread(
-            len(ordered),
-            quantile(ordered, 0.5),
-            quantile(ordered, 0.1),
-            quantile(ordered, 0.9),
-            quantile(errors, 0.5),
-            quantile(errors, 0.9),
-        )
+        median, low, high = (quantile(ordered, share) for share in (0.5, 0.1, 0.9))
+        return Spread(len(ordered), median, low, high, quantile(errors, 0.5), quantile(errors, 0.9))
 
 
 UNCOMPARED = Spread(0, 1.0, 0.5, 2.0, 0.5, 1.0)  # by judgement, for work that no profile has
@@ -225,20 +219,28 @@ def estimate_us(effort: Effort) -> float:
     return calibration().estimate_us(effort)
 
 
-def group(provider: str, kind: str, precision: Precision) -> str:
-    """Return the name of the group of calls that have common shares.
+def group(provider: str, kind: str, precision: Precision, device: DeviceSpec) -> str:
+    """Return the name of the group of calls that have common shares on a GPU.
 
     bf16 and fp16 run at one speed. mbc's own kernels are bound by memory in every precision.
     """
     if provider == OWN_PROVIDER:
         return f"{OWN_PROVIDER} {kind}"
     half = precision in (Precision.BF16, Precision.FP16)
-    return f"{provider} {kind} {'half' if half else precision.value}"
+    return f"{provider} {kind} {'half' if half else library_precision(device, precision).value}"
 
 
 def scaled_group(provider: str, times: int) -> str:
     """Return the name of the spread of times scaled from up to `times` times the rows; `times` is a power of two."""
     return f"{SCALED} {provider} {times}"
+
+
+def library_precision(device: DeviceSpec, precision: Precision) -> Precision:
+    """Return the precision in which cuDNN and cuBLASLt multiply in a plan's precision.
+
+    It differs for tf32 before compute capability 8.0: tensor cores lack tf32 there, and the libraries compute in fp32.
+    """
+    return Precision.FP32 if precision is Precision.TF32 and not device.has_bf16 else precision
 
 
 def peak_tflops(device: DeviceSpec, precision: Precision) -> float:

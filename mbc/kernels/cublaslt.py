@@ -19,18 +19,12 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
+from mbc.kernels.convolution_shapes import PASSES as CONVOLUTION_PASSES
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 
-PASSES = {
-    "linear": 0,
-    "linear_backward_data": 1,
-    "linear_backward_filter": 2,
-    "convolution": 0,
-    "convolution_backward_data": 1,
-    "convolution_backward_filter": 2,
-}
+PASSES = {"linear": 0, "linear_backward_data": 1, "linear_backward_filter": 2, **CONVOLUTION_PASSES}
 
 ALGORITHMS = 4  # length of the heuristics' list; equal to the constant in templates/host/cublaslt.cpp
 
@@ -124,7 +118,7 @@ def _effort(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, wo
     moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / (1 if aligned else _UNALIGNED_SHARE)
     arithmetic_us = sizes.operations / (peak_tflops(device, request.precision) * 1e6 * share)
     return Effort(
-        group("cublaslt", request.kind, request.precision),
+        group("cublaslt", request.kind, request.precision, device),
         "" if split else WITHOUT_WORKSPACE,
         device.launch_us,
         arithmetic_us,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
-from mbc.kernels.calibration import Effort, estimate_us
+from mbc.kernels.calibration import Effort, estimate_us, library_precision
 from mbc.kernels.convolution_shapes import PASSES, LibraryConvolution, Shapes, library_fields, shapes_of
 from mbc.kernels.cudnn_estimates import (
     ALIGNMENT_BYTES,
@@ -111,14 +111,14 @@ class CudnnConvolution:
             return
         if request.precision is Precision.BF16 and not device.has_bf16:
             return  # only GPUs of compute capability 8.0 and higher compute in bf16
-        number = PASSES[request.kind]
+        number, precision = PASSES[request.kind], library_precision(device, request.precision)
         bare_bytes = least_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
         for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
             full_bytes = sums_bytes(shapes, number)
-            if not is_natural(shapes, number, layout, request.precision):
-                full_bytes += copies_bytes(shapes, number, request.precision, layout)
+            if not is_natural(shapes, number, layout, precision):
+                full_bytes += copies_bytes(shapes, number, precision, layout)
             for workspace_bytes, bare in ((bare_bytes, True), (full_bytes, False)):
-                effort = effort_of(shapes, request.kind, layout, request.precision, device, bare)
+                effort = effort_of(shapes, request.kind, layout, precision, device, bare)
                 yield self._candidate(request, layout, workspace_bytes, effort), effort
 
     def _candidate(self, request: Request, layout: Layout, workspace_bytes: int, effort: Effort) -> Candidate:

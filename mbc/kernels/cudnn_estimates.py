@@ -163,7 +163,7 @@ def effort_of(
     share = busy(*shapes.product(number), device)
     moved_bytes = shapes.filter.size_bytes + shapes.result.size_bytes + shapes.touched_bytes(number)
     return Effort(
-        group("cudnn", kind, precision),
+        group("cudnn", kind, precision, device),
         f"{WITHOUT_WORKSPACE} {variant}" if bare else variant,
         device.launch_us,
         shapes.operations * filling / (peak * 1e6 * share),

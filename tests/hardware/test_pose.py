@@ -168,6 +168,12 @@ def test_its_code_is_ptx_of_the_posed_architecture(tmp_path: Path) -> None:
 STRICT = ("train.allow_emulated_fp32", "false")
 
 
+@pytest.mark.parametrize("gpu", ["t4", "rtx-2060", "v100", "h200@sm_75"])
+def test_tf32_is_planned_as_fp32_where_tensor_cores_lack_it(gpu: str) -> None:
+    tf32, fp32 = (plan_for(gpu, precision) for precision in ("tf32", "fp32"))
+    assert (tf32.train, tf32.infer, tf32.predictions) == (fp32.train, fp32.infer, fp32.predictions)
+
+
 @pytest.mark.parametrize(("gpu", "precision", "faster", "more"), [
     ("t4", "bf16", "fp16", ()), ("t4", "tf32", "fp16", ()), ("t4", "fp16", "", ()), ("h200@sm_75", "bf16", "fp16", ()),
     ("h200@sm_80", "bf16", "", ()), ("a100-40", "tf32", "", ()), ("t4", "fp32", "fp16", ()),
@@ -185,8 +191,11 @@ def test_a_precision_that_the_gpu_lacks_is_named_with_its_cost(
     device = find_device(gpu)
     slower = device.fp16_tflops / device.fp32_tflops
     cost = f"the peak of matrix products in {faster} is {slower:.1f} times as high (--set train.precision={faster})"
-    reason = f"{device.name} ({device.architecture}) has no tensor cores for {precision}: "
+    reason = f"{device.name} ({device.architecture}) has no tensor cores for {precision}, so products run in fp32: "
     if precision == "fp32":  # has them, by emulation, unless the user forbids it
         reason = f"fp32 runs without tensor cores on {device.name} ({device.architecture}): "
+    if precision == "bf16":  # kernels without tensor cores reach little of their peak: its ratio would understate
+        reason = f"{device.name} ({device.architecture}) has no tensor cores for bf16, and libraries lack it there: "
+        cost = f"a step may take tens of times as long as in {faster} (--set train.precision={faster})"
     said = [text for one in caught if "tensor cores" in (text := str(one.message)) and reason in text]
     assert len(said) == bool(faster) and all(cost in text for text in said)

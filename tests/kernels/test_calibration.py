@@ -132,9 +132,9 @@ def test_estimates_on_the_gpu_they_were_fitted_to_are_of_use() -> None:
 
 def test_work_without_a_profile_is_marked() -> None:
     empty = Calibration("X", "", 0, "", "", 0, {}, {})
-    effort = Effort(group("cudnn", "convolution", Precision.BF16), "straight", 1.0, 10.0, 10.0)
+    effort = Effort(group("cudnn", "convolution", Precision.BF16, H200), "straight", 1.0, 10.0, 10.0)
     assert shares_of(empty.shares, effort) == unfitted(effort)
-    own = Effort(group("mbc", "relu", Precision.BF16), "", 1.0, 0.0, 10.0)
+    own = Effort(group("mbc", "relu", Precision.BF16, H200), "", 1.0, 0.0, 10.0)
     pooled, fitted = Shares(1.0, 0.7), Shares(1.0, 0.9)
     assert shares_of({"mbc": pooled}, own) == pooled
     assert shares_of({"mbc": pooled, "mbc relu": fitted}, own) == fitted
@@ -145,9 +145,11 @@ def test_work_without_a_profile_is_marked() -> None:
 
 
 def test_both_half_precisions_and_all_of_an_own_kernel_are_one_group() -> None:
-    assert group("cudnn", "convolution", Precision.BF16) == group("cudnn", "convolution", Precision.FP16)
-    assert group("cudnn", "convolution", Precision.TF32) != group("cudnn", "convolution", Precision.FP32)
-    assert group("mbc", "relu", Precision.BF16) == group("mbc", "relu", Precision.FP32) == "mbc relu"
+    assert group("cudnn", "convolution", Precision.BF16, H200) == group("cudnn", "convolution", Precision.FP16, H200)
+    pair = Precision.TF32, Precision.FP32
+    h200, t4 = ({group("cudnn", "convolution", p, gpu) for p in pair} for gpu in (H200, find_spec("t4")))
+    assert len(h200) == 2 and t4 == {"cudnn convolution fp32"}, "a T4 has no tf32, and libraries run fp32"
+    assert group("mbc", "relu", Precision.BF16, H200) == group("mbc", "relu", Precision.FP32, H200) == "mbc relu"
 
 
 def test_peaks() -> None:

@@ -371,7 +371,7 @@ def effort_of(kernel: OwnKernel, request: Request, layouts: Layouts, device: Dev
     alone = kernel.launches == 1 or not kernel.workspace(request, layout_of(request, layouts))
     launches_us = (1 if alone else kernel.launches) * device.launch_us
     variant = "-".join(dict.fromkeys(layouts))
-    named = group(PROVIDER, kernel.estimated_as or kernel.name, request.precision)
+    named = group(PROVIDER, kernel.estimated_as or kernel.name, request.precision, device)
     effort = Effort(
         named, variant, launches_us, 0.0, kernel.time_us(request, device), least_us=_uncached_us(request, device)
     )  # fmt: skip

@@ -67,7 +67,7 @@ def time_range_us(program: Program, timing: Timing, device: DeviceSpec) -> tuple
         if (other := _of_similar_gpu(launch, timing)) is not None:
             low, high = other
         else:
-            spread = _scaled(launch, timing) or _spread(launch, timing)
+            spread = _scaled(launch, timing) or _spread(launch, timing, device)
             low, high = (1.0, 1.0) if spread is None else errors.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
@@ -88,12 +88,11 @@ def _unmeasured_range_us(program: Program, timing: Timing, device: DeviceSpec) -
     """
     errors_us: dict[str, list[float]] = {}
     for launch in program.launches:
-        spread = _spread(launch, timing)
+        spread = _spread(launch, timing, device)
         if spread is not None:
             work = launch.work
-            kind = errors_us.setdefault(
-                "copy" if isinstance(work, Copy) else f"{work.provider} {work.name}", [0.0, 0.0]
-            )
+            name = "copy" if isinstance(work, Copy) else f"{work.provider} {work.name}"
+            kind = errors_us.setdefault(name, [0.0, 0.0])
             low, high = calibration().factors(spread, device, elsewhere=1.0)
             kind[0] += work.time_us * (1 - low)
             kind[1] += work.time_us * (high - 1)
@@ -141,7 +140,7 @@ def similar_gpu(program: Program, timing: Timing) -> str:
     return similar.identity.gpu
 
 
-def _spread(launch: Launch, timing: Timing) -> Spread | None:
+def _spread(launch: Launch, timing: Timing, device: DeviceSpec) -> Spread | None:
     """Return the error spread of a launch's time; None if it was measured."""
     work = launch.work
     if work.measured:
@@ -151,7 +150,8 @@ def _spread(launch: Launch, timing: Timing) -> Spread | None:
     errors = calibration()
     if is_numbered(work):
         return errors.spreads.get(INTERPOLATED, UNCOMPARED)
-    return errors.spread(group(work.provider, work.name, timing.graph.precision), _is_bare(launch, work, timing))
+    of_work = group(work.provider, work.name, timing.graph.precision, device)
+    return errors.spread(of_work, _is_bare(launch, work, timing))
 
 
 def _is_bare(launch: Launch, work: Kernel, timing: Timing) -> bool:
