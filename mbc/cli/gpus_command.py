@@ -13,8 +13,6 @@ from mbc.units import show_rate, show_size, with_article
 if TYPE_CHECKING:
     from mbc.hardware.target import LocalGpu
 
-_UNITS = {"mhz": "MHz", "gb": "GB", "s": "GB/s", "kib": "KiB"}  # of figures, by the last word of their names
-
 
 def run(arguments: argparse.Namespace) -> int:
     """List the GPUs that can be planned for, and those of this machine."""
@@ -36,13 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
         }  # fmt: skip
         listed = {name: {**asdict(spec), "bundled_profile": name in profiles} for name, spec in specs.items()}
         placed = [{**asdict(gpu), **asdict(gpu_place(gpu.bus_id))} for gpu in here]
-        document = {"known": listed, "here": placed, "estimates": estimates}
-        print(json.dumps(document, indent=2))
+        print(json.dumps({"known": listed, "here": placed, "estimates": estimates}, indent=2))
         return 0
     width, named = max(map(len, specs)), max(len(spec.name) for spec in specs.values())
-    print(
-        f"{'--gpu':<{width}}  {'GPU':<{named}} {'architecture':<12} {'memory':>9}  {'copy':>10}  {'tf32':>12}  figures"
-    )
+    print(f"{'--gpu':<{width}}  {'GPU':<{named}} architecture    memory        copy           tf32  figures")
     for name, spec in specs.items():
         figures = "measured" if spec.measured else "datasheet"
         if name in profiles:
@@ -52,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         note = "" if spec.buildable else ", plan only: the CUDA 13 toolkit makes no code for it"
         print(
             f"{name:<{width}}  {spec.name:<{named}} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "
-            f"{show_rate(spec.copy_gb_s):>5} GB/s  {show_rate(spec.tf32_tflops):>5} TFLOP/s  {figures}{note}"
+            f"{show_rate(spec.copy_gb_s):>5} GB/s  {_tflops(spec.tf32_tflops, spec.has_bf16)}  {figures}{note}"
         )
     print()
     if spread is not None:
@@ -97,32 +92,54 @@ def _by_the_driver(gpu: LocalGpu) -> str:
 
 
 def _show(name: str, as_json: bool) -> int:
-    """Print the figures of one GPU, those of a listed one with their sources, or its row as a file for --gpu."""
-    from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, FIGURES, read_sheet, sheet_of
-    from mbc.hardware.spec import device_specs, find_spec
+    """Print the figures of one GPU, those of a listed one with their sources, and the limits that plans for it have.
 
-    if name.endswith(".json"):
-        (sheet, row), key, sources = read_sheet(Path(name)), name, None
+    As JSON it is a file for --gpu. A part or a pose has no such file, so that the specification is printed.
+    """
+    from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, FIGURES, multiprocessor_of, read_sheet, sheet_of, unit_of
+    from mbc.hardware.part import whole_name
+    from mbc.hardware.spec import device_specs, find_spec
+    from mbc.hardware.target import find_device
+
+    key = whole_name(name)
+    if key.endswith(".json"):
+        (sheet, row), sources = read_sheet(Path(key)), None
     else:
-        spec = find_spec(name)
-        key = next(key for key, one in device_specs().items() if one is spec)
+        listed = find_spec(key)
+        key = next(key for key, one in device_specs().items() if one is listed)
         sheet, row, sources = sheet_of(CARDS[key]), CARDS[key], FIGURE_SOURCES
+    asked = f"{key}{name.removeprefix(whole_name(name))}"
+    spec = find_device(asked)
     if as_json:
-        print(json.dumps({field: value for field, value in row.items() if field != "planning"}, indent=2))
+        file = {field: value for field, value in row.items() if field != "planning"}
+        print(json.dumps(file if asked == key else asdict(spec), indent=2))
         return 0
-    print(f"{sheet.name} ({key}), {sheet.architecture}\n")
+    print(f"{spec.name} ({asked}), {spec.architecture}\n")
     for figure in (name for name in row if name in FIGURES):
-        unit = _UNITS.get(figure.rpartition("_")[2], "")
         source = "" if sources is None else sources[row.get("sources", {}).get(figure, row["source"])]
-        print(f"{figure:<16} {row[figure]:>9g} {unit:<5} {source}".rstrip())
+        print(f"{figure:<17} {row[figure]:>9g} {unit_of(figure):<7} {source}".rstrip())
     if sources and "page" in row:
-        print(f"{'':<32} {row['page']}")
-    published = row.get("published", {})
+        print(f"{'':<35} {row['page']}")
+    published, has_tensor_cores = row.get("published", {}), multiprocessor_of(sheet.architecture).tensor_flops > 0
     for peak, field, rate in (
-        ("fp32", "fp32_tflops", sheet.fp32_tflops),
-        ("fp16, tensor cores", "tensor_tflops", sheet.fp16_tflops),
+        ("fp32", "fp32_tflops", _tflops(sheet.fp32_tflops)),
+        ("fp16, tensor cores", "tensor_tflops", _tflops(sheet.fp16_tflops, has_tensor_cores)),
     ):
         document = "" if sources is None else f", {sources[row['published_source']]}"
         beside = f" (published: {published[field]:g}{document})" if field in published else ""
-        print(f"peak in {peak}: {rate:.1f} TFLOP/s{beside}")
+        print(f"peak in {peak}: {rate.strip()}{beside}")
+    print("\nLimits in plans (kernels reach a part of them):")
+    for limit, value in (
+        ("multiprocessors", f"{spec.multiprocessors:>5}"), ("memory", f"{show_size(spec.memory_bytes):>9}"),
+        ("shared memory", f"{show_size(spec.shared_bytes_of_block):>9} a block"),
+        ("copies", f"{show_rate(spec.copy_gb_s):>5} GB/s"), ("fp32", _tflops(spec.fp32_tflops)),
+        ("tf32", _tflops(spec.tf32_tflops, spec.has_bf16)), ("bf16", _tflops(spec.bf16_tflops, spec.has_bf16)),
+        ("fp16", _tflops(spec.fp16_tflops)),
+    ):  # fmt: skip
+        print(f"{limit:<17} {value}".rstrip())
     return 0
+
+
+def _tflops(rate: float, has_unit: bool = True) -> str:
+    """Return a peak rate of matrix products, right-aligned; a dash where the GPU has no unit for them."""
+    return f"{show_rate(rate):>5} TFLOP/s" if has_unit else f"{'-':>5}{'':8}"

@@ -147,6 +147,7 @@ _TEXTS = frozenset({"name", "architecture"})
 _FLAGS = frozenset({"ecc", "integrated"})
 _NOTES = frozenset({"source", "sources", "page", "published", "published_source", "planning"})  # on the figures
 FIGURES = (*_NEEDED, *_FREE)
+_UNITS = {"mhz": "MHz", "gb": "GiB", "s": "GB/s", "kib": "KiB", "tflops": "TFLOP/s"}  # by the last word of a figure
 
 
 def sheet_of(row: Mapping[str, Any]) -> Datasheet:
@@ -166,6 +167,11 @@ def sheet_of(row: Mapping[str, Any]) -> Datasheet:
     sheet = Datasheet(**kept)
     _check_contradictions(row, sheet)
     return sheet
+
+
+def unit_of(figure: str) -> str:
+    """Return the unit of a figure; `memory_gb` is in GiB, as vendors count memory."""
+    return _UNITS.get(figure.rpartition("_")[2], "")
 
 
 def accumulation_of(name: str) -> float:
@@ -211,15 +217,17 @@ def _check_contradictions(row: Mapping[str, Any], sheet: Datasheet) -> None:
         limits[key, "multiprocessors", "boost_mhz", "architecture"] = peak / _PEAK_RATIO, peak * _PEAK_RATIO
     for (key, *others), (low, high) in limits.items():
         if key in figures and not low <= figures[key] <= high:
-            given = ", ".join(f"'{other}' {figures[other]}" for other in others)
-            raise ValueError(f"'{key}' is {figures[key]:.10g}; with {given} it is from {low:.6g} to {high:.6g}")
+            given = ", ".join(f"'{other}' {figures[other]} {unit_of(other)}".rstrip() for other in others)
+            limit = f"from {low:.6g} to {high:.6g} {unit_of(key)}".rstrip()
+            raise ValueError(f"'{key}' is {figures[key]:.10g}; with {given} it is {limit}")
 
 
 def _check_number(key: str, value: Any, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not low <= value <= high or (key in _WHOLE and value != int(value)):
         kind = "a whole number" if key in _WHOLE else "a number"
-        raise ValueError(f"'{key}' is {json.dumps(value)[:40]}; it has to be {kind} from {low:.10g} to {high:.10g}")
+        limit = f"from {low:.10g} to {high:.10g} {unit_of(key)}".rstrip()
+        raise ValueError(f"'{key}' is {json.dumps(value)[:40]}; it has to be {kind} {limit}")
 
 
 def check_architecture(architecture: str) -> None:

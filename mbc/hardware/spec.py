@@ -23,6 +23,7 @@ _COPY_SHARE_OF_PART = 1.2
 # Share of the peak of tensor cores that mma.sync reaches on GPUs with newer instructions. 0.63 is the mean on an H100
 # (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024); for tcgen05 it is a judgement.
 _MMA_SYNC_SHARE = 0.63
+_RATES_OF_BUS = ("to_host_", "to_device_")  # beginnings of their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class DeviceSpec:
 
     @property
     def has_bf16(self) -> bool:
-        """True if cuDNN and cuBLASLt compute in bf16 on it: from compute capability 8.0 on."""
+        """True if cuDNN and cuBLASLt compute in bf16 and tf32 on it: from compute capability 8.0 on."""
         return capability_of(self.architecture) >= 80
 
     def has(self, instruction: Instruction) -> bool:
@@ -125,6 +126,23 @@ def spec_of(sheet: Datasheet, planning: Mapping[str, Any] | None = None) -> Devi
         ),
     )  # fmt: skip
     return replace(spec, **{key: value for key, value in better.items() if key in names})
+
+
+@cache
+def spec_of_sheet(sheet: Datasheet) -> DeviceSpec:
+    """Return the spec of a card by its figures, which a file or a plan has.
+
+    If a listed card of its name has equal figures, everything that was measured on such cards holds for it. Memory and
+    the PCIe link may differ: then only the memory or the rates of the link that were measured do not hold.
+    """
+    for row in CARDS.values():
+        own = sheet_of(row)
+        with_bus = replace(sheet, pcie_generation=own.pcie_generation, pcie_lanes=own.pcie_lanes)
+        if replace(with_bus, memory_bytes=own.memory_bytes) == own:
+            invalid = ("memory_bytes",) * (sheet.memory_bytes != own.memory_bytes) + _RATES_OF_BUS * (with_bus != sheet)
+            planning: Mapping[str, Any] = row.get("planning", {})
+            return spec_of(sheet, {field: rate for field, rate in planning.items() if not field.startswith(invalid)})
+    return spec_of(sheet)
 
 
 def _with_observed_rates(link: AnyLink, row: Mapping[str, Any]) -> AnyLink:
@@ -194,7 +212,7 @@ def spec_like(name: str, architecture: str, sheet: Datasheet | None = None) -> D
     if multiprocessors is not None:
         return part_of(spec_like(whole, architecture, sheet), multiprocessors)
     if sheet is not None:
-        return replace(spec_of(sheet), name=name, architecture=architecture)
+        return replace(spec_of_sheet(sheet), name=name, architecture=architecture)
     specs = device_specs().values()
     for spec in specs:
         if spec.name == name:
@@ -211,18 +229,9 @@ def part_of(spec: DeviceSpec, multiprocessors: int) -> DeviceSpec:
     """
     check_part(spec.name, spec.architecture, spec.multiprocessors, multiprocessors)
     share = multiprocessors / spec.multiprocessors
-    return replace(
-        spec,
-        name=str(GpuName(spec.name, multiprocessors)),
-        multiprocessors=multiprocessors,
-        measured=False,
-        copy_gb_s=spec.copy_gb_s * min(1.0, _COPY_SHARE_OF_PART * share),
-        fp32_tflops=spec.fp32_tflops * share,
-        tf32_tflops=spec.tf32_tflops * share,
-        bf16_tflops=spec.bf16_tflops * share,
-        fp16_tflops=spec.fp16_tflops * share,
-        mma_sync_tflops=spec.mma_sync_tflops * share,
-    )
+    peaks = {f.name: getattr(spec, f.name) * share for f in fields(DeviceSpec) if f.name.endswith("_tflops")}
+    copy_gb_s, name = spec.copy_gb_s * min(1.0, _COPY_SHARE_OF_PART * share), str(GpuName(spec.name, multiprocessors))
+    return replace(spec, name=name, multiprocessors=multiprocessors, measured=False, copy_gb_s=copy_gb_s, **peaks)
 
 
 def restricted(spec: DeviceSpec, name: GpuName) -> DeviceSpec:

@@ -13,7 +13,7 @@ from mbc.errors import MbcError
 from mbc.hardware.datasheet import OLDEST_CAPABILITY, Datasheet, capability_of, read_sheet
 from mbc.hardware.driver_card import driver_cards, spec_of_card
 from mbc.hardware.part import split_name, whole_name
-from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, restricted, spec_like, spec_of
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, restricted, spec_like, spec_of_sheet
 from mbc.options import UNLIMITED_BYTES
 from mbc.units import show_size
 
@@ -111,7 +111,7 @@ def find_device(gpu: str) -> DeviceSpec:
     if name.whole != gpu:
         return restricted(find_device(name.whole), name)
     if gpu.endswith(".json"):
-        return spec_of(read_sheet(Path(gpu))[0])
+        return spec_of_sheet(read_sheet(Path(gpu))[0])
     if gpu != "auto":
         return find_spec(gpu)
     if part := mig_slice():
@@ -137,11 +137,9 @@ def spec_of_gpu(gpu: LocalGpu) -> DeviceSpec:
     check_capability(gpu)
     if gpu.card is not None:
         return replace(spec_of_card(gpu.card), name=gpu.name)
-    specs = device_specs().values()
-    named = [spec for spec in specs if spec.name == gpu.name]
-    if named:
-        return named[0]
-    alike = [spec for spec in specs if spec.architecture == gpu.architecture]
+    if (named := known_spec(gpu.name)) is not None:
+        return named
+    alike = [spec for spec in device_specs().values() if spec.architecture == gpu.architecture]
     nearest = min(alike, key=lambda spec: abs(spec.memory_bytes - gpu.memory_bytes))
     return replace(nearest, name=gpu.name, memory_bytes=gpu.memory_bytes, overhead_bytes=0, measured=False)
 

@@ -240,6 +240,30 @@ def test_figures_of_a_gpu(mbc):
     assert "error MBC070: several GPUs are called 'A100'" in mbc("gpus", "A100").err
 
 
+def test_limits_of_a_gpu_in_plans(mbc):
+    """They are those of the planner; a dash stands for arithmetic that no unit of the GPU has."""
+    shown = mbc("gpus", "t4").out
+    assert re.search(r"^memory_gb +16 GiB ", shown, re.MULTILINE)
+    for line in (r"memory +14\.8 GiB", "copies +260 GB/s", r"fp32 +8\.10 TFLOP/s", "tf32 +-", "bf16 +-", "fp16 +65.*"):
+        assert re.search(f"^{line}$", shown, re.MULTILINE), line
+    assert re.search(r"^tf32 +62\.5 TFLOP/s$", mbc("gpus", "a10").out, re.MULTILINE)
+    assert "peak in fp16, tensor cores: -\n" in mbc("gpus", "k80").out
+    rows = {line.split()[0]: line for line in mbc("gpus").out.split("\n\n")[0].splitlines()}
+    assert re.search(r"260 GB/s +- +datasheet$", rows["t4"]) and "62.5 TFLOP/s" in rows["a10"]
+
+
+def test_figures_of_a_pose_and_of_a_part(mbc):
+    shown = mbc("gpus", "H200@sm_75").out
+    assert shown.startswith("NVIDIA H200@sm_75 (h200@sm_75), sm_75\n")
+    assert re.search(r"^shared memory +64\.0 KiB a block$.*^bf16 +-$", shown, re.MULTILINE | re.DOTALL)
+    assert mbc("gpus", "h200@sm_75", "--json").json["name"] == "NVIDIA H200@sm_75", "no file has a pose"
+    Path("card.json").write_text(mbc("gpus", "rtx-3060", "--json").out)
+    shown = mbc("gpus", "card.json@8@sm_80").out
+    assert shown.startswith("NVIDIA GeForce RTX 3060@8@sm_80 (card.json@8@sm_80), sm_80\n")
+    assert re.search(r"^multiprocessors +28$.*^multiprocessors +8$", shown, re.MULTILINE | re.DOTALL)
+    assert "error MBC288" in mbc("gpus", "t4@sm_80").err and "did you mean t4@sm_80?" in mbc("gpus", "t4@sm80").err
+
+
 def test_a_card_of_ones_own(mbc):
     """The plan has the figures of the card, because no list has them."""
     row = mbc("gpus", "rtx-3060", "--json").json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mbc.hardware.datasheet import (
     read_sheet,
     sheet_of,
 )
-from mbc.hardware.spec import device_specs, find_spec, spec_of
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, spec_of
 from mbc.hardware.target import find_device
 
 CURRENT = {key for key, row in CARDS.items() if capability_of(row["architecture"]) >= OLDEST_CAPABILITY}
@@ -77,10 +78,32 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
     assert device == spec_of(read_sheet(path)[0])
     assert device.fp16_tflops == 2 * sheet_of(CARD | {"name": "GeForce of mine"}).fp16_tflops
     assert find_device(f"{path}@8").multiprocessors == 8
-    rows = {key: {k: v for k, v in row.items() if k != "planning"} for key, row in CARDS.items()}
-    for key in ("rtx-3060", "jetson-agx-orin-64", "l4"):
-        path.write_text(json.dumps(rows[key]))
-        assert find_device(str(path)).sheet == device_specs()[key].sheet
+
+
+def _saved(path: Path, key: str, **changes: Any) -> DeviceSpec:
+    """Return the GPU of a listed card's file (`mbc gpus KEY --json`), with changes."""
+    path.write_text(json.dumps({k: v for k, v in CARDS[key].items() if k != "planning"} | changes))
+    return find_device(str(path))
+
+
+def test_the_file_of_a_listed_card_is_that_card(tmp_path: Path) -> None:
+    """Measured rates are no figures of a card, and yet hold for the file of a listed card."""
+    for key, spec in device_specs().items():
+        assert _saved(tmp_path / "card.json", key) == spec, key
+
+
+def test_the_file_of_a_listed_card_with_other_figures(tmp_path: Path) -> None:
+    path, listed = tmp_path / "card.json", find_spec("h200")
+    smaller = _saved(path, "h200", memory_gb=80)
+    assert smaller.memory_bytes < 80 << 30
+    assert replace(smaller, memory_bytes=listed.memory_bytes, sheet=listed.sheet) == listed
+    assert known_spec(smaller.name, smaller.sheet) == smaller, "a plan keeps only the figures"
+    slower = _saved(path, "h200", pcie_generation=3)
+    assert 3 * slower.host_link.to_device_gb_s < listed.host_link.to_device_gb_s
+    assert replace(slower, host_link=listed.host_link, peer_link=listed.peer_link, sheet=listed.sheet) == listed
+    for change in ({"boost_mhz": 1900}, {"name": "Mine"}, {"fp32_accumulation": 0.5}):
+        other = _saved(path, "h200", **change)
+        assert other == spec_of(read_sheet(path)[0]) and other.copy_gb_s != listed.copy_gb_s
 
 
 @pytest.mark.parametrize(
@@ -92,7 +115,7 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
         ("{}", "it lacks name, architecture, multiprocessors, boost_mhz"),
         ({"multiprocessors": 0}, "'multiprocessors' is 0; it has to be a whole number from 1 to 4096"),
         ({"multiprocessors": 2.5}, "'multiprocessors' is 2.5; it has to be a whole number"),
-        ({"memory_gb": "12"}, "'memory_gb' is \"12\"; it has to be a number from 0.5 to 65536"),
+        ({"memory_gb": "12"}, "'memory_gb' is \"12\"; it has to be a number from 0.5 to 65536 GiB"),
         ({"memory_gb": 12884901888}, "'memory_gb' is 12884901888; it has to be a number"),
         ({"boost_mhz": float("nan")}, "'boost_mhz' is NaN; it has to be a number"),
         ({"boost_mhz": 10**400}, "int too large to convert to float"),
@@ -105,15 +128,18 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
         ({"name": "a@b"}, "'name' has an @"),
         ({"ecc": 1}, "'ecc' is not true or false"),
         ({"cores": 3584}, "'cores' is not a figure of a card; the figures are multiprocessors"),
-        ({"memory_gb": 12288}, "'bandwidth_gb_s' is 360; with 'memory_gb' 12288, 'multiprocessors' 28, "),
-        ({"bandwidth_gb_s": 1.8}, "'bandwidth_gb_s' is 1.8; with 'memory_gb' 12,"),
-        ({"multiprocessors": 1}, "'multiprocessors' 1, 'boost_mhz' 1777 it is from 3 to 113.728"),
+        ({"memory_gb": 12288}, "'bandwidth_gb_s' is 360; with 'memory_gb' 12288 GiB, 'multiprocessors' 28, "),
+        ({"bandwidth_gb_s": 1.8}, "'bandwidth_gb_s' is 1.8; with 'memory_gb' 12 GiB,"),
+        ({"multiprocessors": 1}, "'multiprocessors' 1, 'boost_mhz' 1777 MHz it is from 3 to 113.728 GB/s"),
         ({"bandwidth_gb_s": 360_000}, "'bandwidth_gb_s' is 360000; with"),
-        ({"l2_kib": 3072 << 10}, "'l2_kib' is 3145728; with 'memory_gb' 12 it is from 0 to 393216"),
-        ({"tensor_mhz": 1800}, "'tensor_mhz' is 1800; with 'boost_mhz' 1777 it is from 0 to 1777"),
+        ({"l2_kib": 3072 << 10}, "'l2_kib' is 3145728; with 'memory_gb' 12 GiB it is from 0 to 393216 KiB"),
+        ({"tensor_mhz": 1800}, "'tensor_mhz' is 1800; with 'boost_mhz' 1777 MHz it is from 0 to 1777 MHz"),
         ({"shared_kib": 100}, "'shared_kib' is 100; with 'architecture' sm_86 it is from 0 to 99"),
-        ({"nvlink_gb_s": 450}, "'nvlink_gb_s' is 450; with 'bandwidth_gb_s' 360 it is from 0 to 360"),
-        ({"published": {"tensor_tflops": 900}}, "'tensor_tflops' is 900; with 'multiprocessors' 28, 'boost_mhz' 1777,"),
+        ({"nvlink_gb_s": 450}, "'nvlink_gb_s' is 450; with 'bandwidth_gb_s' 360 GB/s it is from 0 to 360 GB/s"),
+        (
+            {"published": {"tensor_tflops": 900}},
+            "'tensor_tflops' is 900; with 'multiprocessors' 28, 'boost_mhz' 1777 MHz",
+        ),
         ({"published": "fp32_tflops"}, "'published' does not hold peaks by their names"),
         ({"published": {"tensor_tflops": None}}, "'tensor_tflops' is null; it has to be a number"),
         ({"published": {"fp32_tflops": "12"}}, "'fp32_tflops' is \"12\"; it has to be a number"),

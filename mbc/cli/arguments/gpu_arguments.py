@@ -121,11 +121,13 @@ def add_gpus(commands: Commands) -> None:
     """Add `mbc gpus`."""
     parser = command(
         commands, "gpus", "List the GPUs that can be planned for, and those of this machine.",
-        "  mbc gpus\n  mbc gpus 'RTX 3060'\n  mbc gpus rtx-3060 --json > card.json\n  mbc gpus card.json",
+        "  mbc gpus\n  mbc gpus 'RTX 3060'\n  mbc gpus rtx-3060 --json > card.json\n  mbc gpus card.json\n"
+        "  mbc gpus h200@sm_86",
     )  # fmt: skip
     parser.add_argument(
         "card", nargs="?", metavar="NAME",
-        help="show the figures of this GPU and their sources, or of a file for --gpu; with --json as such a file",
+        help="show the figures of this GPU, their sources and the limits of plans for it; takes all that --gpu takes "
+        "but auto; with --json as a file for --gpu",
     )  # fmt: skip
     add_json(parser)
 
