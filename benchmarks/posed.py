@@ -260,6 +260,7 @@ def main() -> None:
     for name in names:
         if not kept.done(name):
             kept.put(attempt(partial(timed, CASES[name], limits, peers), name))
+            kept.arrange(list(CASES))
     show(list(kept.rows.values()), COLUMNS)
     print(summary(list(kept.rows.values())))
 
