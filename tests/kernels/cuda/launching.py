@@ -37,6 +37,7 @@ DEFAULT_SHARED_BYTES = 48 << 10  # of a block on any GPU
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
 # at most half a unit in the last place of 8 and 11 bits.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
+SMALLEST_NORMAL = {DType.FP16: 2.0**-14}  # fp16 rounds numbers below it as it rounds numbers just above it
 NUDGE = 2.0**-19  # relative, of inputs in fp32: some roundings of values computed from them
 DRAWS = 32
 
@@ -327,7 +328,7 @@ class Trial:
                 larger = max(np.linalg.norm(wanted + self.initial[i]), np.linalg.norm(self.initial[i]))
                 errors.append(float(np.linalg.norm(result - wanted - self.initial[i]) / larger))
             else:
-                errors.append(relative_error(result, wanted))
+                errors.append(relative_error(result, wanted, SMALLEST_NORMAL.get(type_.dtype, 0.0)))
         return errors
 
     def run(self, candidate: Candidate, variant: Variant) -> list[bytes]:
@@ -385,10 +386,11 @@ class Trial:
         return address
 
 
-def relative_error(result: Array, wanted: Array) -> float:
+def relative_error(result: Array, wanted: Array, smallest: float = 0.0) -> float:
     """Return the relative L2 error of floating values, or the share of integers that differ.
 
-    NaN must meet NaN, and an infinity must meet an infinity of its sign.
+    NaN must meet NaN, and an infinity must meet an infinity of its sign. Errors of values below `smallest` count as
+    those of a value of this size.
     """
     if result.dtype.kind != "f":
         return float(np.mean(result != wanted))
@@ -396,7 +398,7 @@ def relative_error(result: Array, wanted: Array) -> float:
     if not np.array_equal(result[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(result[finite]).all():
         return float("inf")
     result, wanted = result[finite], wanted[finite]
-    scale = float(np.linalg.norm(wanted))
+    scale = float(np.linalg.norm(np.maximum(np.abs(wanted), smallest)))
     return float(np.linalg.norm(result - wanted)) / scale if scale else float(np.linalg.norm(result))
 
 
