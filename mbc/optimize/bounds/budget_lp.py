@@ -23,8 +23,9 @@ from mbc.ops import KINDS
 from mbc.optimize import effort
 from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
+from mbc.optimize.fusion.fusion_group import Group
 from mbc.optimize.fusion.horizontal import fuses_horizontally
-from mbc.optimize.fusion.select_groups import Fusion, Group
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.schedule.emit_launches import updates_early
 

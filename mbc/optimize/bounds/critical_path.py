@@ -11,7 +11,8 @@ from mbc.kernels.nccl import ALL_REDUCE, latency_us
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.horizontal import fuses_horizontally
-from mbc.optimize.fusion.select_groups import Fusion, kept
+from mbc.optimize.fusion.match_patterns import kept
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.plan.model import Buffer, Program
 
 KERNEL_STREAMS = (Stream.COMPUTE, Stream.CONCURRENT)

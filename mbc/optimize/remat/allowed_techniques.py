@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mbc.hardware.streams import Space
-from mbc.optimize.schedule.depth_first_micro_batches import Division
+from mbc.optimize.schedule.depth_first_groups import Division
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 * `in_place`: outputs that alias an input
 * `liveness`: the live range of each buffer
 * `cross_stream_liveness`: until when launches of another stream may run
+* `depth_first_groups`: which regions could run depth first, and which values they would recompute
 * `depth_first_micro_batches`: operations executed depth first, micro-batch by micro-batch
 * `split_updates`: a launch of many updates as several
 * `gradient_buckets`: sums over ranks in few launches, of gradients at consecutive addresses

@@ -14,7 +14,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.fused_remat import defer_readers
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
-from mbc.optimize.schedule.depth_first_micro_batches import Division
+from mbc.optimize.schedule.depth_first_groups import Division
 from mbc.optimize.search.keep_all import kept_step, may_keep_all
 from mbc.optimize.search.solution import Problem, Solution, Spent
 from mbc.optimize.search.variants import Undecided, placed_variants, undecided

@@ -17,8 +17,9 @@ from mbc.optimize.candidates.scaled_times import OtherSizes
 from mbc.optimize.candidates.table import CandidateTable, conversion_request, request_of
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.fusion.fused_remat_match import all_fused_remats
+from mbc.optimize.fusion.fusion_group import Group
 from mbc.optimize.fusion.horizontal import bundles
-from mbc.optimize.fusion.select_groups import Fusion, Group
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.options import Policy
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.group import operation_of, rows_of

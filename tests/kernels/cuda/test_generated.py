@@ -26,7 +26,7 @@ from mbc.ops.fused import join
 from mbc.ops.instance_norm import InstanceNormalize
 from mbc.optimize.candidates.table import request_of
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
-from mbc.optimize.fusion.select_groups import groups, kept
+from mbc.optimize.fusion.match_patterns import groups, kept
 from mbc.plan.model import Rows
 from mbc.resources import folder
 from tests.graphs import training_graph

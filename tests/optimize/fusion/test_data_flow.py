@@ -8,7 +8,7 @@ import pytest
 from mbc.compiler import compile_plan
 from mbc.ops.fused import names_of
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
-from mbc.optimize.fusion.select_groups import groups, kept
+from mbc.optimize.fusion.match_patterns import groups, kept
 from mbc.options import Options
 from mbc.plan.model import Kernel, Plan, Program
 from mbc.source import Source

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from mbc.optimize.fusion import select_groups
+from mbc.optimize.fusion import match_patterns
 from mbc.optimize.fusion.catalogue import PATTERNS
 from mbc.plan.model import Kernel
 from tests.graphs import training_graph
@@ -82,7 +82,7 @@ def test_slices_that_are_read_in_place_exist_nowhere():
 def test_relus_output_is_written_if_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
     """Normalisation is fused into a concatenation only if fused operations recompute ReLU's output for gradients."""
     again = [p for p in PATTERNS if len(p.launches) < 2]
-    monkeypatch.setattr(select_groups, "PATTERNS", tuple(again))
+    monkeypatch.setattr(match_patterns, "PATTERNS", tuple(again))
     plan = planned(graph())
     assert "batch_normalize_relu_concat" not in launched(plan)
     inference = {launch.work.name for launch in plan.infer.launches if isinstance(launch.work, Kernel)}

@@ -19,7 +19,9 @@ from mbc.kernels.providers import PROVIDERS
 from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import Fusion, Group, comparable, groups, is_measured, kept, plain
+from mbc.optimize.fusion.fusion_group import Group
+from mbc.optimize.fusion.match_patterns import groups, kept
+from mbc.optimize.fusion.select_groups import Fusion, comparable, is_measured, plain
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.selector import Selector

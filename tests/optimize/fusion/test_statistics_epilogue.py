@@ -17,7 +17,9 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import names_of
 from mbc.optimize.bounds.measured_floor import step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import Fusion, Group, groups, kept
+from mbc.optimize.fusion.fusion_group import Group
+from mbc.optimize.fusion.match_patterns import groups, kept
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy

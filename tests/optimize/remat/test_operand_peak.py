@@ -16,7 +16,7 @@ from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.draft_state import RematTask, Residency
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import offload_states, states_to_offload
-from mbc.optimize.schedule.depth_first_micro_batches import Division
+from mbc.optimize.schedule.depth_first_groups import Division
 from mbc.optimize.selection.select import choose
 from tests.optimize.fusion.test_select_groups import table as fused_table
 from tests.optimize.fusion.unclustered import UNCLUSTERED

@@ -8,7 +8,7 @@ import pytest
 
 from mbc.ir.graph import TrainingGraph
 from mbc.optimize.fusion.select_groups import Fusion
-from mbc.optimize.schedule.depth_first_micro_batches import Division
+from mbc.optimize.schedule.depth_first_groups import Division
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search

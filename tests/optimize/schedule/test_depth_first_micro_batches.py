@@ -6,7 +6,8 @@ import pytest
 
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
-from mbc.optimize.schedule.depth_first_micro_batches import Division, depth_first, divided_operations
+from mbc.optimize.schedule.depth_first_groups import Division
+from mbc.optimize.schedule.depth_first_micro_batches import depth_first, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.selection.select import choose

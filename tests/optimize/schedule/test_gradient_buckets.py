@@ -21,7 +21,8 @@ from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.schedule.choose_buckets import choose_buckets
 from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
+from mbc.optimize.schedule.depth_first_groups import Division
+from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.gradient_buckets import Collective, bucketings, collectives_of, sum_layouts, with_buckets
 from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous
