@@ -11,7 +11,7 @@ from mbc.kernels.nccl import ALL_REDUCE, latency_us
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.horizontal import fuses_horizontally
-from mbc.optimize.fusion.match_patterns import kept
+from mbc.optimize.fusion.match_patterns import live_out
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.plan.model import Buffer, Program
 
@@ -52,7 +52,7 @@ def critical_path_us(fusion: Fusion, train: Program, buffers: Sequence[Buffer], 
     if _divided(table, train, buffers):
         return shared_us
     ends_us = earliest_us(tuple(_launch_options(fusion)))
-    return max([shared_us, *(ends_us.get(name, 0.0) for name in kept(table.graph, table.graph.train))])
+    return max([shared_us, *(ends_us.get(name, 0.0) for name in live_out(table.graph, table.graph.train))])
 
 
 def collectives_us(table: CandidateTable) -> float:

@@ -1,7 +1,12 @@
-"""Matches of patterns: the groups of operations that could be one launch, before times decide which are.
+"""Fusion groups by patterns: every match of a pattern in a program that could run as the pattern's launches.
 
-A match is a group if no other operation reads what its launches do not store, and no launch is later than a reader of
-its results.
+A match is a group if
+* no other operation reads a value that the launches do not store, and nothing does after the end of the program,
+* each value that they store is read by another operation or launch, or after the end,
+* each launch comes before the readers of its results, and
+* no state is updated between an operation and the launch that replaces it.
+A match of a late pattern may break the first condition if other groups run those operations without reading the value.
+Which groups save time is decided in `select_groups`.
 """
 
 from __future__ import annotations
@@ -19,74 +24,77 @@ from mbc.optimize.fusion.fusion_group import Group
 from mbc.optimize.fusion.pattern import Binding, Pattern, find
 
 
-def kept(graph: TrainingGraph, program: Sequence[Operation]) -> frozenset[str]:
-    """Return the values that are read after the end of a program of the graph."""
+def live_out(graph: TrainingGraph, program: Sequence[Operation]) -> frozenset[str]:
+    """Return the live-out values of a program of the graph: those that are read after its end."""
     if program is graph.infer:
         return frozenset(graph.infer_outputs)
     return frozenset((*graph.outputs, graph.loss, *graph.metrics, *(after for _, after in graph.updates)))
 
 
-def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Group, ...]:
-    """Return all matches of patterns in one program, whose `results` are read after its end."""
+def pattern_groups(program: Sequence[Operation], live_out_values: Collection[str]) -> tuple[Group, ...]:
+    """Return the groups of all matches of patterns in a program whose `live_out_values` are read after its end."""
     producers = {output: operation for operation in program for output in operation.outputs}
     positions = {operation.name: position for position, operation in enumerate(program)}
     reading: dict[str, list[Operation]] = {}
     for operation in program:
         for name in operation.inputs:
             reading.setdefault(name, []).append(operation)
-    readers = {value: [operation.name for operation in matches] for value, matches in reading.items()}
+    readers = {value: [operation.name for operation in operations] for value, operations in reading.items()}
     updates = [position for position, operation in enumerate(program) if KINDS[operation.kind].updates]
-    at = _Positions(updates, positions, readers, frozenset(results))
+    index = _ProgramIndex(updates, positions, readers, frozenset(live_out_values))
     matches: list[Group] = []
-    unfit: list[tuple[Pattern, Binding]] = []
+    postponed: list[tuple[Pattern, Binding]] = []
     last_kinds: dict[str, list[Pattern]] = {}
     for pattern in PATTERNS:
         last_kinds.setdefault(pattern.statements[-1].kind, []).append(pattern)
     for operation in program:
         for pattern in last_kinds.get(operation.kind, ()):
             for binding in find(pattern, operation, producers, reading):
-                group = at.group(pattern, binding)
+                group = index.group(pattern, binding)
                 if group is not None:
                     matches.append(group)
                 elif pattern.late:
-                    unfit.append((pattern, binding))
-    if unfit:
+                    postponed.append((pattern, binding))
+    if postponed:
         spared = spared_reads(program, matches)
         left = {value: [name for name in names if (name, value) not in spared] for value, names in readers.items()}
-        at = replace(at, readers=left)
-        late = [group for pattern, binding in unfit if (group := at.group(pattern, binding)) is not None]
+        index = replace(index, readers=left)
+        late = [group for pattern, binding in postponed if (group := index.group(pattern, binding)) is not None]
         matches += [replace(group, late=True) for group in late]
     return tuple(matches)
 
 
 @dataclass(frozen=True)
-class _Positions:
-    updates: Sequence[int]  # of the operations that update a state
+class _ProgramIndex:
+    """Positions and readers in a program.
+
+    Attributes:
+        updates: Positions of the operations that update a state, in order.
+        positions: Position of each operation, by name.
+        readers: Names of the operations that read each value.
+        live_out: Values that are read after the end of the program.
+    """
+
+    updates: Sequence[int]
     positions: dict[str, int]
     readers: dict[str, list[str]]
-    results: frozenset[str]
+    live_out: frozenset[str]
 
     def group(self, pattern: Pattern, binding: Binding) -> Group | None:
-        """Return the group of a match, or None if it cannot run.
-
-        It cannot run if another operation reads a value that it does not store, if no operation reads a value that it
-        stores, or if a launch comes after a reader.
-        """
+        """Return the group of a match, or None if the match breaks a condition of this module."""
         replaced = frozenset(binding.operations[number].name for number in pattern.replaces)
-        given = {binding.values[name] for part in pattern.launches for name in part.writes}
+        stored = {binding.values[name] for part in pattern.launches for name in part.writes}
         outputs = {value for number in pattern.replaces for value in binding.operations[number].outputs}
-        unstored = outputs - given
-        if any(self._wanted(value, replaced) for value in unstored):
+        unstored = outputs - stored
+        if any(self._is_read_outside(value, replaced) for value in unstored):
             return None
         launches: list[Operation] = []
         positions: list[int] = []
         for part in pattern.launches:
-            launch = join(
-                [binding.operations[number] for number in part.statements],
-                [binding.values[name] for name in part.writes],
-            )
+            operations = [binding.operations[number] for number in part.statements]
+            launch = join(operations, [binding.values[name] for name in part.writes])
             position = max(self.positions[binding.operations[n].name] for n in part.statements if n in pattern.replaces)
-            if not self._in_time(launch, position, replaced):
+            if not self._precedes_readers(launch, position, replaced):
                 return None
             launches.append(launch)
             positions.append(position)
@@ -96,14 +104,15 @@ class _Positions:
             return None
         # A launch may read what another one writes.
         wanted = {value for launch in launches for value in launch.inputs}
-        if not all(value in wanted or self._wanted(value, replaced) for value in given):
+        if not all(value in wanted or self._is_read_outside(value, replaced) for value in stored):
             return None
         return Group(tuple(launches), tuple(positions), replaced, frozenset(unstored), measured=pattern.measured)
 
-    def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
-        """Return whether an operation that is not replaced reads the value."""
-        return value in self.results or not replaced.issuperset(self.readers.get(value, ()))
+    def _is_read_outside(self, value: str, replaced: frozenset[str]) -> bool:
+        """Return whether the value is live-out, or an operation that is not replaced reads it."""
+        return value in self.live_out or not replaced.issuperset(self.readers.get(value, ()))
 
-    def _in_time(self, launch: Operation, position: int, replaced: frozenset[str]) -> bool:
+    def _precedes_readers(self, launch: Operation, position: int, replaced: frozenset[str]) -> bool:
+        """Return whether a launch at this position comes before all other operations that read its results."""
         readers = (name for value in launch.outputs for name in self.readers.get(value, ()))
         return all(self.positions[name] > position for name in readers if name not in replaced)

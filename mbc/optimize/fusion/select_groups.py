@@ -20,7 +20,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
 from mbc.optimize.fusion.fused_remat_match import FusedRemat, all_fused_remats
 from mbc.optimize.fusion.fusion_group import Group
-from mbc.optimize.fusion.match_patterns import groups, kept
+from mbc.optimize.fusion.match_patterns import live_out, pattern_groups
 from mbc.options import UNLIMITED_BYTES
 
 _OfPrograms = tuple[tuple[Group, ...], tuple[Group, ...]]  # of the training step and of inference
@@ -164,8 +164,8 @@ def _is_predicted(table: CandidateTable, group: Group) -> bool:
 
 
 def _all_matches(graph: TrainingGraph, program: Sequence[Operation]) -> tuple[Group, ...]:
-    results = kept(graph, program)
-    matches = groups(program, results)
+    results = live_out(graph, program)
+    matches = pattern_groups(program, results)
     return (*matches, *data_flow_groups(Flow.of(graph, program, results), matches))
 
 
@@ -209,7 +209,7 @@ def _fused(
     for _, _, group in sorted(saving, key=lambda entry: entry[:2]):
         if not selected.excluding(group):
             selected.add(group)
-    readers = {value: {""} for value in kept(table.graph, program)}  # "" reads what is needed after the end
+    readers = {value: {""} for value in live_out(table.graph, program)}  # "" reads what is needed after the end
     for operation in program:
         for value in operation.inputs:
             readers.setdefault(value, set()).add(operation.name)

@@ -1,4 +1,4 @@
-"""Division of a program into depth-first groups of regions, and which values are discarded and recomputed in them.
+"""Depth-first groups of a program, and the large values that are discarded and recomputed in them.
 
 The program is cut where no large value is live. A stretch with large values between its regions, all of which work row
 by row or reduce over rows, becomes a group. A large value of the forward pass that only its group reads in that pass is
@@ -159,6 +159,7 @@ class Cutter:
         )
 
     def _large(self) -> list[int]:
+        """Return the buffers that may exist in micro-batches only, because of their size (`Division.large_bytes`)."""
         return [
             b
             for b in self._defined_at
@@ -246,11 +247,8 @@ class Cutter:
     def _can_discard(self, buffer: int, inside: Mapping[int, int], dividing: set[int]) -> bool:
         """Return whether a large value of the forward pass need not be kept: all later readers work by rows."""
         defined_at = self._defined_at[buffer]
-        if (
-            defined_at >= self._middle
-            or inside.get(defined_at) not in dividing
-            or not self._consumed_inside(buffer, inside)
-        ):
+        is_divided = inside.get(defined_at) in dividing and self._consumed_inside(buffer, inside)
+        if defined_at >= self._middle or not is_divided:
             return False
         later = [i for i in self._reads.get(buffer, ()) if inside.get(i) != inside[defined_at]]
         return all(i in inside and self._by_rows[i] for i in later) and self.regions[defined_at].recomputable

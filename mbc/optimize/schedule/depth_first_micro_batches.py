@@ -1,11 +1,9 @@
 """Depth-first execution in micro-batches, across layers: consecutive operations run one micro-batch after another.
 
-So a value between two of them exists for one micro-batch at a time. The training program is cut where no large value is
-live. A stretch with large values between its regions, all of which work row by row or reduce over rows, becomes a
-depth-first group. A large value of the forward pass that only its group reads in that pass is discarded: the groups of
-the backward pass that need it recompute its micro-batch first, by the same kernels on the same rows. A reduction over
-rows, such as a batch norm's statistics, is complete only after its group, so groups end there. Related work: TSPLIT
-(Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits single tensors.
+So a value between two of them exists for one micro-batch at a time. `depth_first_groups` finds the operations that can
+run so, and the values that the backward pass recomputes; it does so by the same kernels on the same rows. A reduction
+over rows, such as a batch norm's statistics, is complete only after its group, so groups end there. Related work:
+TSPLIT (Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits single tensors.
 """
 
 from __future__ import annotations

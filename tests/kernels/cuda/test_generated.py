@@ -26,7 +26,7 @@ from mbc.ops.fused import join
 from mbc.ops.instance_norm import InstanceNormalize
 from mbc.optimize.candidates.table import request_of
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
-from mbc.optimize.fusion.match_patterns import groups, kept
+from mbc.optimize.fusion.match_patterns import live_out, pattern_groups
 from mbc.plan.model import Rows
 from mbc.resources import folder
 from tests.graphs import training_graph
@@ -162,8 +162,8 @@ def test_groups_that_the_search_proposes_for_examples(tmp_path: Path):
     for name in ("densenet121", "googlenet", "mobilenet_v2", "resnet", "vgg16", "residual"):
         steps = _example(name)
         for program in (steps.train, steps.infer):
-            results = kept(steps, program)
-            for group in data_flow_groups(Flow.of(steps, program, results), groups(program, results)):
+            results = live_out(steps, program)
+            for group in data_flow_groups(Flow.of(steps, program, results), pattern_groups(program, results)):
                 request = request_of(steps, group.launches[0], Rows(0, steps.batch))
                 lowered = lower(request)
                 assert lowered is not None

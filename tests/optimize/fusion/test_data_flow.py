@@ -8,7 +8,7 @@ import pytest
 from mbc.compiler import compile_plan
 from mbc.ops.fused import names_of
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
-from mbc.optimize.fusion.match_patterns import groups, kept
+from mbc.optimize.fusion.match_patterns import live_out, pattern_groups
 from mbc.options import Options
 from mbc.plan.model import Kernel, Plan, Program
 from mbc.source import Source
@@ -146,8 +146,8 @@ def test_a_drawn_chain_has_a_proved_plan_and_few_groups(seed: int):
     text = chain(seed)
     steps = training_graph(text)
     for program in (steps.train, steps.infer):
-        results = kept(steps, program)
-        proposed = data_flow_groups(Flow.of(steps, program, results), groups(program, results))
+        results = live_out(steps, program)
+        proposed = data_flow_groups(Flow.of(steps, program, results), pattern_groups(program, results))
         assert len(proposed) <= 3 * len(program)
         for group in proposed:
             (launch,) = group.launches

@@ -20,7 +20,7 @@ from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.fusion_group import Group
-from mbc.optimize.fusion.match_patterns import groups, kept
+from mbc.optimize.fusion.match_patterns import live_out, pattern_groups
 from mbc.optimize.fusion.select_groups import Fusion, comparable, is_measured, plain
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
@@ -150,7 +150,7 @@ network small(batch = 6, classes = 5) {
 train { optimizer = sgd() }
 """
     steps = training_graph(text)
-    assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unstored)]
+    assert not [g for g in pattern_groups(steps.train, live_out(steps, steps.train)) if "bn" in str(g.unstored)]
     plan = planned(steps, gpu=UNCLUSTERED)
     assert "relu0" in {plan.buffers[a.buffer].value for launch in plan.train.launches for a in launch.accesses}
 

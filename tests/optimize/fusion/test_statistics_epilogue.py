@@ -18,7 +18,7 @@ from mbc.ops.fused import names_of
 from mbc.optimize.bounds.measured_floor import step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.fusion_group import Group
-from mbc.optimize.fusion.match_patterns import groups, kept
+from mbc.optimize.fusion.match_patterns import live_out, pattern_groups
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
@@ -94,7 +94,7 @@ def with_statistics(plan: Plan) -> list[str]:
 
 
 def groups_with_statistics(steps: TrainingGraph) -> list[Group]:
-    everywhere = groups(steps.train, kept(steps, steps.train))
+    everywhere = pattern_groups(steps.train, live_out(steps, steps.train))
     return [group for group in everywhere if group.launches[0].kind == WITH_STATISTICS]
 
 
