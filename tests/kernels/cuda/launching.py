@@ -37,7 +37,9 @@ DEFAULT_SHARED_BYTES = 48 << 10  # of a block on any GPU
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
 # at most half a unit in the last place of 8 and 11 bits.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-SMALLEST_NORMAL = {DType.FP16: 2.0**-14}  # fp16 rounds numbers below it as it rounds numbers just above it
+# Below 2^-14, neighbours in fp16 are as far apart as just above, so the relative error of rounding grows. bf16 and fp32
+# have full precision down to 2^-126, which no test case reaches.
+SMALLEST_NORMAL = {DType.FP16: 2.0**-14}
 NUDGE = 2.0**-19  # relative, of inputs in fp32: some roundings of values computed from them
 DRAWS = 32
 
@@ -386,11 +388,11 @@ class Trial:
         return address
 
 
-def relative_error(result: Array, wanted: Array, smallest: float = 0.0) -> float:
+def relative_error(result: Array, wanted: Array, smallest_normal: float = 0.0) -> float:
     """Return the relative L2 error of floating values, or the share of integers that differ.
 
-    NaN must meet NaN, and an infinity must meet an infinity of its sign. Errors of values below `smallest` count as
-    those of a value of this size.
+    NaN must meet NaN, and an infinity must meet an infinity of its sign. Errors are relative to wanted values of at
+    least `smallest_normal`: where a wanted value is smaller, `smallest_normal` takes its place.
     """
     if result.dtype.kind != "f":
         return float(np.mean(result != wanted))
@@ -398,7 +400,7 @@ def relative_error(result: Array, wanted: Array, smallest: float = 0.0) -> float
     if not np.array_equal(result[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(result[finite]).all():
         return float("inf")
     result, wanted = result[finite], wanted[finite]
-    scale = float(np.linalg.norm(np.maximum(np.abs(wanted), smallest)))
+    scale = float(np.linalg.norm(np.maximum(np.abs(wanted), smallest_normal)))
     return float(np.linalg.norm(result - wanted)) / scale if scale else float(np.linalg.norm(result))
 
 

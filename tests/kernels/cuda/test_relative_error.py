@@ -1,4 +1,4 @@
-"""The error that a kernel's result may have, where its storage type rounds more coarsely."""
+"""Errors of a kernel's results whose values are so small that the storage type rounds them more coarsely."""
 
 from __future__ import annotations
 
