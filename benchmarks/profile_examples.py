@@ -51,7 +51,7 @@ def runnable(needs: Sequence[Need], kernels: Sequence[str]) -> list[Need]:
     unknown = set(kernels) - set(KERNELS)
     if unknown:
         raise SystemExit(f"mbc has no kernel called {', '.join(sorted(unknown))}")
-    device = next(spec for spec in device_specs().values() if spec.has_bf16 and spec.has(Instruction.CLUSTER))
+    device = next(spec for spec in device_specs().values() if spec.has_bf16_and_tf32 and spec.has(Instruction.CLUSTER))
     return [n for n in needs if not kernels or any(c.name in kernels for c in OWN.candidates(n.undivided, device))]
 
 

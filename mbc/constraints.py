@@ -42,7 +42,7 @@ class Constraints:
 def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Constraints:
     """Return the constraints of a compilation. For memory that the source leaves to `auto`, take the free memory.
 
-    A RuntimeWarning reports a budget that exceeds the device's memory.
+    A RuntimeWarning reports a precision without tensor cores, and a budget that exceeds the device's memory.
 
     Raises:
         MbcError: MBC206, `without` names an unknown technique.
@@ -52,8 +52,8 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
             "MBC206", f"there is no technique '{unknown[0]}' to leave out", f"name some of {', '.join(TECHNIQUES)}"
         )
     on_cpu = not lowered.precision.runs_on_gpus
-    if slow := _slow_precision(device, lowered.precision, lowered.allow_emulated_fp32):
-        warnings.warn(slow, RuntimeWarning, stacklevel=2)
+    if costly := _costly_precision(device, lowered.precision, lowered.allow_emulated_fp32):
+        warnings.warn(costly, RuntimeWarning, stacklevel=2)
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(
         policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32,
@@ -76,9 +76,12 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     return Constraints((INTERPRETER,) if on_cpu else PROVIDERS, rules, limits)
 
 
-def _slow_precision(device: DeviceSpec, precision: Precision, allow_emulated_fp32: bool) -> str:
-    """Return which faster precision the GPU has if products in `precision` use no tensor cores; else an empty text."""
-    name, half_precision = f"{device.name} ({device.architecture})", "bf16" if device.has_bf16 else "fp16"
+def _costly_precision(device: DeviceSpec, precision: Precision, allow_emulated_fp32: bool) -> str:
+    """Say how much faster the GPU is in 16 bits if products in `precision` use no tensor cores; empty if they do.
+
+    For fp32 the text is also empty if 16 bits are hardly faster.
+    """
+    name, half_precision = f"{device.name} ({device.architecture})", "bf16" if device.has_bf16_and_tf32 else "fp16"
     ratio, remedy = device.fp16_tflops / device.fp32_tflops, f"(--set train.precision={half_precision})"
     faster = f"the peak of matrix products in {half_precision} is {ratio:.1f} times as high {remedy}"
     if precision is Precision.FP32:  # possible on tensor cores by emulation, which the user may forbid
@@ -88,8 +91,10 @@ def _slow_precision(device: DeviceSpec, precision: Precision, allow_emulated_fp3
         return ""
     reason = f"{name} has no tensor cores for {precision}"
     if precision is Precision.TF32:
-        return f"{reason}, so products run in fp32{f': {faster}' if ratio >= COSTLY_RATIO else ''}"
-    return f"{reason}, and libraries lack it there: a step may take tens of times as long as in fp16 {remedy}"
+        reason += ", so products run in fp32"
+        return f"{reason}: {faster}" if ratio >= COSTLY_RATIO else reason
+    cost = f"a step may take tens of times as long as in fp16 {remedy}"
+    return f"{reason}, and cuDNN and cuBLASLt do not compute in bf16 on it: {cost}"
 
 
 def warn_without_room(plan: Plan, gpu: str) -> None:

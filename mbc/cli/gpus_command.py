@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         note = "" if spec.buildable else ", plan only: the CUDA 13 toolkit makes no code for it"
         print(
             f"{name:<{width}}  {spec.name:<{named}} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "
-            f"{show_rate(spec.copy_gb_s):>5} GB/s  {_tflops(spec.tf32_tflops, spec.has_bf16)}  {figures}{note}"
+            f"{show_rate(spec.copy_gb_s):>5} GB/s  {_tflops(spec.tf32_tflops, spec.has_bf16_and_tf32)}  {figures}{note}"
         )
     print()
     if spread is not None:
@@ -92,16 +92,17 @@ def _by_the_driver(gpu: LocalGpu) -> str:
 
 
 def _show(name: str, as_json: bool) -> int:
-    """Print the figures of one GPU, those of a listed one with their sources, and the limits that plans for it have.
+    """Print the figures of one GPU, with their sources if the GPU is listed, and the limits that plans use.
 
-    As JSON it is a file for --gpu. A part or a pose has no such file, so that the specification is printed.
+    As JSON, print the file for --gpu that describes the GPU. No file describes a part or a pose: their limits are
+    printed instead.
     """
     from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, FIGURES, multiprocessor_of, read_sheet, sheet_of, unit_of
     from mbc.hardware.part import whole_name
     from mbc.hardware.spec import device_specs, find_spec
     from mbc.hardware.target import find_device
 
-    key = whole_name(name)
+    key, spec = whole_name(name), find_device(name)
     if key.endswith(".json"):
         (sheet, row), sources = read_sheet(Path(key)), None
     else:
@@ -109,7 +110,6 @@ def _show(name: str, as_json: bool) -> int:
         key = next(key for key, one in device_specs().items() if one is listed)
         sheet, row, sources = sheet_of(CARDS[key]), CARDS[key], FIGURE_SOURCES
     asked = f"{key}{name.removeprefix(whole_name(name))}"
-    spec = find_device(asked)
     if as_json:
         file = {field: value for field, value in row.items() if field != "planning"}
         print(json.dumps(file if asked == key else asdict(spec), indent=2))
@@ -133,8 +133,8 @@ def _show(name: str, as_json: bool) -> int:
         ("multiprocessors", f"{spec.multiprocessors:>5}"), ("memory", f"{show_size(spec.memory_bytes):>9}"),
         ("shared memory", f"{show_size(spec.shared_bytes_of_block):>9} a block"),
         ("copies", f"{show_rate(spec.copy_gb_s):>5} GB/s"), ("fp32", _tflops(spec.fp32_tflops)),
-        ("tf32", _tflops(spec.tf32_tflops, spec.has_bf16)), ("bf16", _tflops(spec.bf16_tflops, spec.has_bf16)),
-        ("fp16", _tflops(spec.fp16_tflops)),
+        ("tf32", _tflops(spec.tf32_tflops, spec.has_bf16_and_tf32)),
+        ("bf16", _tflops(spec.bf16_tflops, spec.has_bf16_and_tf32)), ("fp16", _tflops(spec.fp16_tflops)),
     ):  # fmt: skip
         print(f"{limit:<17} {value}".rstrip())
     return 0

@@ -23,7 +23,7 @@ _COPY_SHARE_OF_PART = 1.2
 # Share of the peak of tensor cores that mma.sync reaches on GPUs with newer instructions. 0.63 is the mean on an H100
 # (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024); for tcgen05 it is a judgement.
 _MMA_SYNC_SHARE = 0.63
-_RATES_OF_BUS = ("to_host_", "to_device_")  # beginnings of their names
+_PCIE_RATES = ("to_host_", "to_device_")  # beginnings of the names of fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class DeviceSpec:
         return Links(self.host_link, self.peer_link)
 
     @property
-    def has_bf16(self) -> bool:
-        """True if cuDNN and cuBLASLt compute in bf16 and tf32 on it: from compute capability 8.0 on."""
+    def has_bf16_and_tf32(self) -> bool:
+        """True if tensor cores, cuDNN and cuBLASLt compute in bf16 and tf32 on it: from compute capability 8.0 on."""
         return capability_of(self.architecture) >= 80
 
     def has(self, instruction: Instruction) -> bool:
@@ -130,18 +130,19 @@ def spec_of(sheet: Datasheet, planning: Mapping[str, Any] | None = None) -> Devi
 
 @cache
 def spec_of_sheet(sheet: Datasheet) -> DeviceSpec:
-    """Return the spec of a card by its figures, which a file or a plan has.
+    """Return the spec of the card with this datasheet, which a user's file or a plan has.
 
-    If a listed card of its name has equal figures, everything that was measured on such cards holds for it. Memory and
-    the PCIe link may differ: then only the memory or the rates of the link that were measured do not hold.
+    If a listed card has the same name and figures, the spec has everything that was measured on such cards. Memory and
+    the PCIe link may differ. The measured memory, or the measured rates of the link, are then left out.
     """
     for row in CARDS.values():
-        own = sheet_of(row)
-        with_bus = replace(sheet, pcie_generation=own.pcie_generation, pcie_lanes=own.pcie_lanes)
-        if replace(with_bus, memory_bytes=own.memory_bytes) == own:
-            invalid = ("memory_bytes",) * (sheet.memory_bytes != own.memory_bytes) + _RATES_OF_BUS * (with_bus != sheet)
+        listed = sheet_of(row)
+        link = {"pcie_generation": sheet.pcie_generation, "pcie_lanes": sheet.pcie_lanes}
+        if replace(listed, memory_bytes=sheet.memory_bytes, **link) == sheet:
+            outdated = () if sheet.memory_bytes == listed.memory_bytes else ("memory_bytes",)
+            outdated += () if replace(listed, **link) == listed else _PCIE_RATES
             planning: Mapping[str, Any] = row.get("planning", {})
-            return spec_of(sheet, {field: rate for field, rate in planning.items() if not field.startswith(invalid)})
+            return spec_of(sheet, {field: value for field, value in planning.items() if not field.startswith(outdated)})
     return spec_of(sheet)
 
 
@@ -255,7 +256,7 @@ def posed(spec: DeviceSpec, architecture: str) -> DeviceSpec:
     """
     name = split_name(spec.name)._replace(pose=architecture)
     pose = replace(spec, name=str(name), architecture=architecture, measured=False)
-    return pose if pose.has_bf16 else replace(pose, bf16_tflops=spec.fp32_tflops, tf32_tflops=spec.fp32_tflops)
+    return pose if pose.has_bf16_and_tf32 else replace(pose, bf16_tflops=spec.fp32_tflops, tf32_tflops=spec.fp32_tflops)
 
 
 def _check_pose(spec: DeviceSpec, architecture: str) -> None:

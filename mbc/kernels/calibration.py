@@ -236,11 +236,12 @@ def scaled_group(provider: str, times: int) -> str:
 
 
 def library_precision(device: DeviceSpec, precision: Precision) -> Precision:
-    """Return the precision in which cuDNN and cuBLASLt multiply in a plan's precision.
+    """Return the precision in which cuDNN and cuBLASLt compute the products of a plan in `precision`.
 
-    It differs for tf32 before compute capability 8.0: tensor cores lack tf32 there, and the libraries compute in fp32.
+    For a plan in tf32 it is fp32 before compute capability 8.0, where tensor cores lack tf32. A GPU that poses as such
+    an older one is treated alike, although its libraries do not pose and still compute in tf32.
     """
-    return Precision.FP32 if precision is Precision.TF32 and not device.has_bf16 else precision
+    return Precision.FP32 if precision is Precision.TF32 and not device.has_bf16_and_tf32 else precision
 
 
 def peak_tflops(device: DeviceSpec, precision: Precision) -> float:

@@ -145,7 +145,7 @@ class CublasLt:
         sizes = _sizes(request)
         if sizes is None or request.precision is Precision.FP64:
             return
-        if request.precision is Precision.BF16 and not device.has_bf16:
+        if request.precision is Precision.BF16 and not device.has_bf16_and_tf32:
             return
         number = PASSES[request.kind]
         rooms = _workspaces(request, sizes).items()
@@ -171,7 +171,7 @@ class CublasLt:
         sizes, request, given = _sizes(call.request), call.request, dict(call.settings)
         if sizes is None or call.name != request.kind or request.precision is Precision.FP64:
             return Acceptance(f"cuBLASLt cannot run {request.kind} with these operands as '{call.name}'")
-        if request.precision is Precision.BF16 and not device.has_bf16:
+        if request.precision is Precision.BF16 and not device.has_bf16_and_tf32:
             return Acceptance(f"{device.architecture} does not compute in bf16")
         rooms = {splits: size_bytes for size_bytes, splits in _workspaces(request, sizes).items()}
         valid = given.keys() <= {"algorithm", "split_k"} and len(given) == len(call.settings)

@@ -109,7 +109,7 @@ class CudnnConvolution:
         shapes = shapes_of(request)
         if shapes is None or request.precision is Precision.FP64:
             return
-        if request.precision is Precision.BF16 and not device.has_bf16:
+        if request.precision is Precision.BF16 and not device.has_bf16_and_tf32:
             return  # only GPUs of compute capability 8.0 and higher compute in bf16
         number, precision = PASSES[request.kind], library_precision(device, request.precision)
         bare_bytes = least_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
@@ -162,7 +162,7 @@ class CudnnConvolution:
 def engine_refusal(call: Call, device: DeviceSpec) -> str:
     """Return why cuDNN's graph API cannot run a call with its settings on a device; empty if it can."""
     precision, given = call.request.precision, dict(call.settings)
-    if precision is Precision.FP64 or (precision is Precision.BF16 and not device.has_bf16):
+    if precision is Precision.FP64 or (precision is Precision.BF16 and not device.has_bf16_and_tf32):
         return f"{device.architecture} does not compute in {precision}"
     named = {key for key in given if key.startswith("knob") and key.removeprefix("knob").isdecimal()}
     if len(given) != len(call.settings) or not given.keys() - named <= {"deterministic", "engine", "layout"}:

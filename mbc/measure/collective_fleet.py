@@ -130,7 +130,7 @@ def measure_collectives(
 def kernels_beside(build: Callable[[str, Precision, Path], None]) -> Generator[tuple[Precision, str]]:
     """Build the kernels that run beside collectives and copies; yield their precision and the library's path."""
     here = local_gpus()[0]
-    precision = Precision.BF16 if spec_like(here.name, here.architecture).has_bf16 else Precision.FP16
+    precision = Precision.BF16 if spec_like(here.name, here.architecture).has_bf16_and_tf32 else Precision.FP16
     with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
         library = Path(folder) / "libkernels.so"
         build(here.architecture, precision, library)

@@ -241,7 +241,7 @@ def test_figures_of_a_gpu(mbc):
 
 
 def test_limits_of_a_gpu_in_plans(mbc):
-    """They are those of the planner; a dash stands for arithmetic that no unit of the GPU has."""
+    """The limits are those of the planner. A dash stands for tf32 and bf16 on GPUs that lack them."""
     shown = mbc("gpus", "t4").out
     assert re.search(r"^memory_gb +16 GiB ", shown, re.MULTILINE)
     for line in (r"memory +14\.8 GiB", "copies +260 GB/s", r"fp32 +8\.10 TFLOP/s", "tf32 +-", "bf16 +-", "fp16 +65.*"):
@@ -262,6 +262,7 @@ def test_figures_of_a_pose_and_of_a_part(mbc):
     assert shown.startswith("NVIDIA GeForce RTX 3060@8@sm_80 (card.json@8@sm_80), sm_80\n")
     assert re.search(r"^multiprocessors +28$.*^multiprocessors +8$", shown, re.MULTILINE | re.DOTALL)
     assert "error MBC288" in mbc("gpus", "t4@sm_80").err and "did you mean t4@sm_80?" in mbc("gpus", "t4@sm80").err
+    assert "'a@b/card.json' is not a part of a GPU" in mbc("gpus", "a@b/card.json").err
 
 
 def test_a_card_of_ones_own(mbc):

@@ -147,7 +147,7 @@ def test_a_card_that_no_list_names_can_pose(machine: Machine) -> None:
     machine((RTX_3060, "NVIDIA GeForce RTX 3061"))
     pose = find_device("auto@sm_75")
     assert pose.name == "NVIDIA GeForce RTX 3061@sm_75" and pose.multiprocessors == 28
-    assert pose.shared_bytes_of_block == 64 << 10 and not pose.has_bf16 and pose.code_architecture == "sm_75"
+    assert pose.shared_bytes_of_block == 64 << 10 and not pose.has_bf16_and_tf32 and pose.code_architecture == "sm_75"
     sheet = unlisted_sheet(pose)
     assert sheet is not None and known_spec(pose.name, sheet) == local_spec(pose.name, "sm_75") == pose
     with pytest.raises(MbcError, match=r"MBC288: .* cannot pose as sm_90, which has instructions that it lacks"):

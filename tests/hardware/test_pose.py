@@ -195,7 +195,8 @@ def test_a_precision_that_the_gpu_lacks_is_named_with_its_cost(
     if precision == "fp32":  # has them, by emulation, unless the user forbids it
         reason = f"fp32 runs without tensor cores on {device.name} ({device.architecture}): "
     if precision == "bf16":  # kernels without tensor cores reach little of their peak: its ratio would understate
-        reason = f"{device.name} ({device.architecture}) has no tensor cores for bf16, and libraries lack it there: "
+        reason = f"{device.name} ({device.architecture}) has no tensor cores for bf16, and cuDNN and cuBLASLt do not "
+        reason += "compute in bf16 on it: "
         cost = f"a step may take tens of times as long as in {faster} (--set train.precision={faster})"
     said = [text for one in caught if "tensor cores" in (text := str(one.message)) and reason in text]
     assert len(said) == bool(faster) and all(cost in text for text in said)

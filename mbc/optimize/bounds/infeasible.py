@@ -149,7 +149,7 @@ def recommending(refusal: BudgetError, budget_bytes: int) -> BudgetError:
 
 def _half_precision(graph: TrainingGraph, device: DeviceSpec) -> str:
     """Return the precision in which activations take half of their bytes on the GPU; empty for a graph of 16 bits."""
-    return ("bf16" if device.has_bf16 else "fp16") if graph.precision in _WIDE else ""
+    return ("bf16" if device.has_bf16_and_tf32 else "fp16") if graph.precision in _WIDE else ""
 
 
 def _any_of(remedies: Sequence[str]) -> str:
