@@ -20,6 +20,10 @@ GOALS: Mapping[str, tuple[str, Callable[[Row], str]]] = {
         "steps with generated fusion beside those before it: none slower by more than 1 %",
         lambda row: f"{row['ratio'] - 1:.1%} slower",
     ),
+    "kernel_tests": (
+        "all test cases of mbc's own kernels agree with float64, without an error of memcheck",
+        lambda row: f"{row['failed_cases']} of {row['failed_cases'] + row['passed_cases']} cases failed",
+    ),
     "lending_4": (
         "three GPUs borrow from a fourth: 95 % of the summed speeds",
         lambda row: f"{row['of_summed_speeds']:.1%}",

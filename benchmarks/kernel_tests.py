@@ -65,8 +65,7 @@ def figures(tool: str, status: int, output: str, logs: list[str]) -> dict[str, A
     seconds = re.search(r" in ([\d.]+)s", output)
     return {
         "passed_cases": counts["passed"], "failed_cases": failed, "without_kernel": counts.get("skipped", 0),
-        "errors": errors,
-        "seconds": float(seconds[1]) if seconds else None,
+        "errors": errors, "seconds": float(seconds[1]) if seconds else None,
         "failures": re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M)[:20],
         "passed": not status and not failed and not errors,
     }  # fmt: skip

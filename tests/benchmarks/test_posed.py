@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_figures_of_rows_that_share_a_peer(
         assert row["speedup"] == (None if torch_ms is None else pytest.approx(torch_ms / 2))
     variants = ran.count(posed.TORCH)
     assert ran == [MBC, *(posed.TORCH,) * variants, MBC, MBC, MBC] and variants >= 1
+    only_reported = replace(case, asked=0.0)
+    assert posed.timed(only_reported, posed.Limits(), peers)["passed"] is None, "a row without a goal reaches none"
 
 
 def test_the_ten_networks_are_summed_up() -> None:
