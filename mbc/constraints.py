@@ -20,8 +20,8 @@ from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
 from mbc.plan.model import Plan
 from mbc.units import UNIT_BYTES, show_distinct
 
-# Judgement: warn where the peak of matrix products in 16 bits is at least this many times as high.
-COSTLY_RATIO = 3.0
+# Judgement: warn where matrix products in 16 bits have at least this many times the peak. GeForce cards have 2 times.
+COSTLY_RATIO = 1.9
 # Judgement: a desktop with a browser takes up to this much of a GPU's memory.
 RESERVED_FOR_DISPLAY_BYTES = 10**9
 
@@ -83,10 +83,10 @@ def _costly_precision(device: DeviceSpec, precision: Precision, allow_emulated_f
     """
     name, half_precision = f"{device.name} ({device.architecture})", "bf16" if device.has_bf16_and_tf32 else "fp16"
     ratio, remedy = device.fp16_tflops / device.fp32_tflops, f"(--set train.precision={half_precision})"
-    faster = f"the peak of matrix products in {half_precision} is {ratio:.1f} times as high {remedy}"
+    faster = f"{half_precision} has {ratio:.1f} times the peak of matrix products and values of half the bytes {remedy}"
     if precision is Precision.FP32:  # possible on tensor cores by emulation, which the user may forbid
         is_slow = ratio >= COSTLY_RATIO and not (allow_emulated_fp32 and device.has(Instruction.WGMMA))
-        return f"fp32 runs without tensor cores on {name}: {faster}" if is_slow else ""
+        return f"fp32 runs mostly without tensor cores on {name}: {faster}" if is_slow else ""
     if precision not in (Precision.BF16, Precision.TF32) or device.has(Instruction.MMA_SYNC):
         return ""
     reason = f"{name} has no tensor cores for {precision}"

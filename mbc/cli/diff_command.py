@@ -94,7 +94,7 @@ def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
     given = [*(f"--gpu {gpu}" for gpu in gpus), *(f"--gpus {_words(sharing)}" for sharing in sharings)]
     raise MbcError(
         "MBC186",
-        f"cannot compare {_counted(len(plans), 'plan')}{' with ' if given else ''}{' '.join(given)}: two are needed",
+        f"cannot compare {_counted(len(plans), 'plan')}{' with ' if given else ''}{' '.join(given)}: diff takes two",
         "name two plans (or packages, or sources), or one source and --gpu twice, or --gpus twice, or --gpus A,B for"
         " unlike GPUs",
     )

@@ -140,11 +140,12 @@ def test_diff_of_a_source_for_two_gpus(mbc):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tiny.mbc",), "cannot compare 1 plan: two are needed"),
-        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plan with --gpu h200: two are needed"),
-        (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans: two are needed"),
-        (("tiny.mbc", "--gpus", "2"), "cannot compare 1 plan with --gpus 2: two are needed"),
-        (("tiny.mbc", "--gpus", "h200,h200"), "cannot compare 1 plan with --gpus h200,h200: two are needed"),
+        (("tiny.mbc",), "cannot compare 1 plan: diff takes two"),
+        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plan with --gpu h200: diff takes two"),
+        (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans: diff takes two"),
+        (("tiny.mbc", *("--gpu", "t4") * 3), "cannot compare 1 plan with --gpu t4 --gpu t4 --gpu t4: diff takes two"),
+        (("tiny.mbc", "--gpus", "2"), "cannot compare 1 plan with --gpus 2: diff takes two"),
+        (("tiny.mbc", "--gpus", "h200,h200"), "cannot compare 1 plan with --gpus h200,h200: diff takes two"),
     ],
 )
 def test_diff_of_incomparable_files(mbc, arguments, message):
