@@ -89,10 +89,12 @@ class Cutter:
         self._middle = max(losses, default=len(self.regions))  # where the forward pass ends
         self._batched = [any(map(self._per_sample, (*region.reads, *region.writes))) for region in self.regions]
         self._by_rows: list[bool] = []  # regions that work row by row
-        self.discarded: frozenset[int] = frozenset()  # values that backward groups recompute
 
-    def groups(self, settled: bool) -> tuple[Group, ...]:
-        """Return the groups; if `settled`, only regions that are divided already can be in one."""
+    def groups(self, settled: bool) -> tuple[tuple[Group, ...], frozenset[int]]:
+        """Return the groups, and the values that are discarded for groups of the backward pass to recompute.
+
+        If `settled`, only regions that are divided already can be in a group.
+        """
         self._by_rows = [
             batched and self._is_by_rows(region, settled)
             for batched, region in zip(self._batched, self.regions, strict=True)
@@ -114,14 +116,13 @@ class Cutter:
             if not kept:
                 break
             discarded -= kept
-        self.discarded = frozenset(discarded)
         groups: list[Group] = []
         for number, stretch in enumerate(stretches):
             recomputed = self._chain(wanted[number], discarded, stretch)
             assert recomputed is not None, "each value can be recomputed, and so can all"
             if recomputed or number in dividing:
                 groups.append(replace(stretch, recomputed=recomputed))
-        return tuple(groups)
+        return tuple(groups), frozenset(discarded)
 
     def _wanted(self, stretch: Group, discarded: Collection[int]) -> list[int]:
         """Return the discarded values of other groups that this group reads."""

@@ -34,7 +34,8 @@ def divided_operations(
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         cutter = Cutter(table, draft, program, operations, division)
-        for group in cutter.groups(settled=False):
+        groups, _ = cutter.groups(settled=False)
+        for group in groups:
             for region in (*group.recomputed, *group.rows):
                 launched = program.launches[cutter.regions[region].start].operations
                 if launched:  # a layout conversion has no operations
@@ -55,8 +56,8 @@ def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operat
 
     def of(program: Program) -> Program:
         cutter = Cutter(table, draft, program, operations, division)
-        groups = cutter.groups(settled=True)
-        return _Writer(table.graph, program, buffers, cutter.regions, division, cutter.discarded).write(groups)
+        groups, discarded = cutter.groups(settled=True)
+        return _Writer(table.graph, program, buffers, cutter.regions, division, discarded).write(groups)
 
     train, infer = of(draft.train), of(draft.infer)
     # A buffer may alias one with a lower number only: numbers follow the launches.
