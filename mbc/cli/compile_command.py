@@ -155,16 +155,24 @@ def _against_bounds(plan: Plan) -> list[str]:
     """Compare the step with each bound of its time, one a line."""
     step_us, bounds = plan.predictions.train_us, plan.bounds
     lines: list[str] = []
-    if bounds.critical_path_us > 0:
-        lines.append(f"  bound      {step_us / bounds.critical_path_us - 1:.1%} above the critical-path lower bound")
+    if bounds.least_us > 0:
+        serial = "lower bound of serial schedules"
+        within = f"{serial} within the budget" if bounds.within_budget_us > bounds.fastest_us else serial
+        name = "critical-path lower bound" if bounds.critical_path_us > 0 else within
+        lines.append(f"  bound      {_compared(step_us, bounds.least_us, 'above', 'below', 'at')} the {name}")
     if bounds.fastest_us > 0:
-        slower = step_us / bounds.fastest_us - 1
-        unlike = f"{abs(slower):.1%} {'faster' if slower < 0 else 'slower'} than"
-        lines.append(f"  serial     {'as fast as' if abs(slower) < 0.0005 else unlike} the best serial schedule")
+        compared = _compared(step_us, bounds.fastest_us, "slower than", "faster than", "as fast as")
+        lines.append(f"  serial     {compared} the best serial schedule")
     if bounds.nondeterministic_us > 0:
         slower = step_us / bounds.nondeterministic_us - 1
         lines.append(f"  same bits  {slower:+.1%} for deterministic = true")
     return lines
+
+
+def _compared(time_us: float, other_us: float, longer: str, shorter: str, equal: str) -> str:
+    """Say by how much a time exceeds another one, or falls below it."""
+    excess = time_us / other_us - 1
+    return equal if abs(excess) < 0.0005 else f"{abs(excess):.1%} {shorter if excess < 0 else longer}"
 
 
 def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:

@@ -176,6 +176,10 @@ def test_a_small_batch_is_planned_so() -> None:
     assert any(re.search(r"^  bound +\d+\.\d% above the critical-path lower bound$", line) for line in lines)
     assert any(re.search(r"^  serial +\d+\.\d% faster than the best serial schedule$", line) for line in lines)
     assert "  serial     as fast as the best serial schedule" in summary(plain)
+    assert "  bound      at the lower bound of serial schedules" in summary(plain)
+    slow_us = 0.8 * plain.predictions.train_us
+    slow = replace(plain, bounds=replace(plain.bounds, fastest_us=0.9 * slow_us, within_budget_us=slow_us))
+    assert "  bound      25.0% above the lower bound of serial schedules within the budget" in summary(slow)
     assert any(
         re.search(r"^  launches +\d+ of the step, \d+ of them on the concurrent stream; ", line) for line in lines
     )
