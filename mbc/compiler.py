@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -16,8 +17,9 @@ from mbc.errors import BudgetError, MbcError
 from mbc.frontend.ast import Program
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
+from mbc.hardware.part import whole_name
 from mbc.hardware.spec import DeviceSpec
-from mbc.hardware.target import find_device
+from mbc.hardware.target import find_device, is_default
 from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows
 from mbc.ir.text import network_text, training_text
@@ -126,7 +128,22 @@ def _read(source: Source, options: Options, stages: Stages) -> _Asked:
     gpus = options.rank_gpus or (RankGpu(options.gpu),) * options.gpus
     names = dict.fromkeys(gpu.gpu for gpu in gpus)
     devices = stages.run("find device", lambda: {name: find_device(name) for name in names}, repr)
-    return _Asked(program, lowered, gpus, devices)
+    asked = _Asked(program, lowered, gpus, devices)
+    if options.explains_gpu and (note := _note_on_gpu(asked, options)):
+        warnings.warn(note, RuntimeWarning, stacklevel=2)
+    return asked
+
+
+def _note_on_gpu(asked: _Asked, options: Options) -> str:
+    """Say where a plan runs if that is not on the GPU that the user named, or if the user named none; else nothing."""
+    option, precision = "--gpus" if options.rank_gpus else "--gpu", asked.lowered.precision
+    if not precision.runs_on_gpus:
+        has_named = any(whole_name(name) != "auto" for name in asked.devices)
+        return f"{precision} runs on the CPU only, so that {option} has no effect on where it runs" if has_named else ""
+    default = next((device.name for name, device in asked.devices.items() if is_default(name)), None)
+    if default is None:
+        return ""
+    return f"this machine has no GPU that mbc can use: planned for {default}; {option} names another"
 
 
 def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[Task, ...]:

@@ -109,6 +109,8 @@ class Options:
     # Layouts of states by name, where they are decided before planning; states that are not named are channels first.
     # Empty: the planner chooses all layouts.
     state_layouts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    # A note says where a plan runs if `gpu` does not. It is for commands that plan without running anything.
+    explains_gpu: bool = field(default=False, compare=False, repr=False)
     is_probe: bool = field(default=False, repr=False)  # one of many plans, made with less effort (`compiler.try_plan`)
     slowest_us: float = field(default=math.inf, repr=False)  # the search abandons training steps that take longer
     overrides: Overrides = Overrides()

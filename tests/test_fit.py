@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from mbc.ablation import Ablation
 from mbc.compiler import compile_plan
 from mbc.errors import BudgetError, MbcError
 from mbc.fit import LEAST_STEP, Batches, Search, budget_curve, largest_batch, own_batch, with_batch, with_budget
@@ -17,7 +18,9 @@ from mbc.frontend.parse import parse
 from mbc.options import UNLIMITED_BYTES, Options, Overrides
 from mbc.plan.file import dump_plan
 from mbc.pytorch.nnunet.prospects import LEAST_BUDGET_RATIO, least_budget
+from mbc.report.ablation import ablation_text
 from mbc.report.fit import batch_line, batches_document, batches_text, budget_line, budgets_text, reason, within
+from mbc.report.tables import HOST
 from mbc.source import Source
 from mbc.units import show_enough, show_size
 from tests.plan.chains import random_plan
@@ -244,6 +247,24 @@ def test_budgets_from_the_floor_to_no_limit():
     assert [p.figures is not None for p in curve.probes] == [False] * 4 + [True]
     text = budgets_text(curve)
     assert len(planner.asked) == 3 and "without a limit: " in text and text.count("MBC204") == 4 and "0.00 %" in text
+
+
+def test_a_column_of_host_memory_is_explained():
+    """Explain it only if a row has such memory and the table is wide enough for the column."""
+    planner = Planner(0, batch=50)
+    curve = budget_curve(planner.at_budget, 2)
+    fit = largest_batch(Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 50).at_batch, Batches(8))
+
+    def offloading(probes):
+        return tuple(replace(p, figures=p.figures and replace(p.figures, host_bytes=1)) for p in probes)
+
+    assert HOST not in batches_text(fit) + budgets_text(curve)
+    fit, curve = replace(fit, probes=offloading(fit.probes)), replace(curve, probes=offloading(curve.probes))
+    assert all(f"\n\n{HOST}\n" in text for text in (batches_text(fit), budgets_text(curve)))
+    assert HOST not in batches_text(fit, 40) + budgets_text(curve, 40)
+    (figures,) = (p.figures for p in curve.probes if p.figures)
+    ablations = [[Ablation(frozenset(), replace(figures, host_bytes=n), fits=True)] for n in (0, 1)]
+    assert [HOST in ablation_text(one) for one in ablations] == [False, True]
 
 
 def test_no_refusal_of_a_budget_names_more_than_the_smallest_plan_above_it():

@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 
 def on_gpu(device: str, plan: Plan) -> bool:
-    """Return whether to compare on a GPU; raise MBC199 if --device cuda asks for one and there is none."""
+    """Return whether to compare on a GPU; raise MBC199 if --device cuda asks for one and none can run it."""
     here = bool(local_gpus())
+    if device == "cuda" and not plan.is_timed:
+        raise MbcError(
+            "MBC199", f"{plan.graph.precision} runs on the CPU only", "use --device cpu, or another train.precision"
+        )
     if device == "cuda" and not here:
         raise MbcError("MBC199", "there is no GPU here to compare on", "use --device cpu; mbc doctor says more")
     return here and device != "cpu" and (device == "cuda" or plan.is_timed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mbc.cli.arguments.shared import Sharing, options
 from mbc.cli.outputs import check_outputs
 from mbc.cli.subject import check_plannable, plan_file, plan_source, plans_of_ranks, read_source
-from mbc.cli.terminal import output_width
+from mbc.cli.terminal import notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import find_device
 from mbc.options import Options
@@ -33,7 +33,8 @@ class Side(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Print the differences between two plans, or write them as a page."""
     check_outputs({"-o": arguments.output or None}, {f"plan {n}": place for n, place in enumerate(arguments.plans, 1)})
-    first, second = _sides(arguments)
+    with notes():  # a note on both plans is printed once
+        first, second = _sides(arguments)
     if arguments.output:
         return _page(arguments, first, second)
     from mbc.plan.diff import diff_plans

@@ -45,14 +45,17 @@ def _print_fit(arguments: argparse.Namespace) -> int:
     from mbc.fit import LEAST_STEP, Batches, budget_curve, figures, largest_batch, own_batch, with_batch, with_budget
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
+    from mbc.hardware.target import find_device
     from mbc.plan.require_times import require_predicted_times
     from mbc.report import fit as report
 
     source = read_source(arguments.source)
     asked = _asked(arguments)
     with notes(), terminated_as_interrupted(), busy(f"fitting {arguments.source}") as at:
-        if arguments.curve:
-            lowered = lower(parse(source), asked.settings, asked.network)
+        start = None if arguments.curve else own_batch(source, asked)
+        lowered, device = lower(parse(source), asked.settings, asked.network), find_device(asked.gpu)
+        head = report.heading(lowered.network.name, lowered.precision, device, asked.gpus)
+        if start is None:
             require_predicted_times(lowered.network.name, lowered.precision, "a curve of step times")
 
             def plan_within(budget_bytes: int) -> Plan:
@@ -63,8 +66,6 @@ def _print_fit(arguments: argparse.Namespace) -> int:
             text, document = report.budgets_text(curve, output_width()), report.budgets_document(curve)
             finished = curve.finished
         else:
-            start = own_batch(source, asked)
-
             exact = math.isfinite(arguments.search_for)
             rates = [0.0]  # images/s of the batches so far
 
@@ -83,7 +84,9 @@ def _print_fit(arguments: argparse.Namespace) -> int:
                 fit = largest_batch(plan_batch, batches, lambda probe: at.line(report.batch_line(probe)))
             text, document = report.batches_text(fit, output_width()), report.batches_document(fit)
             finished = fit.finished
-    print(json.dumps(document, indent=2) if arguments.json else text)
+    about = {"network": lowered.network.name, "precision": str(lowered.precision), "gpu": device.name}
+    about |= {"architecture": device.architecture}
+    print(json.dumps(about | document, indent=2) if arguments.json else f"{head}\n\n{text}")
     if not finished:
         print("the search was stopped before its end: these are the results so far", file=sys.stderr)
     return 0

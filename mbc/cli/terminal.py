@@ -19,6 +19,8 @@ from mbc.source import visible
 _FILE_COLUMNS = 160
 _ONE_SIGNAL_S = 1.0  # signals within this time count as one: a terminal and a launcher may both pass on a Ctrl-C
 
+_SAID: list[set[str]] = []  # texts of the notes so far, while a body of `notes` runs
+
 _Handler = Callable[[int, FrameType | None], object]  # handler of a signal
 
 
@@ -104,8 +106,8 @@ def _handling(handlers: Mapping[int, _Handler]) -> Generator[None]:
 
 @contextmanager
 def notes() -> Generator[None]:
-    """Print each RuntimeWarning of the body at once as a note, but equal warnings only once."""
-    said: set[str] = set()
+    """Print each RuntimeWarning of the body at once as a note, but equal warnings only once, also in inner bodies."""
+    said = _SAID[-1] if _SAID else set[str]()
 
     def say(message: Warning | str, *_: object) -> None:
         text = visible(f"note: {message}")
@@ -116,7 +118,11 @@ def notes() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", RuntimeWarning)
         warnings.showwarning = say
-        yield
+        _SAID.append(said)
+        try:
+            yield
+        finally:
+            _SAID.pop()
 
 
 def output_width() -> int:

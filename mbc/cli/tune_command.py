@@ -94,7 +94,7 @@ class _Tuning:
         if arguments.target is not None and not arguments.dry_run:
             check_target(arguments)
         self._source = read_source(arguments.source)
-        asked = replace(options(arguments), gpus=1)
+        asked = replace(options(arguments), gpus=1, explains_gpu=True)  # its batches are for a GPU
         self._asked = asked if arguments.memory is None else with_budget(asked, arguments.memory)
         self._batch = own_batch(self._source, self._asked)
         lowered = lower(parse(self._source), asked.settings, asked.network)

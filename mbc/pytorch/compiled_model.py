@@ -120,7 +120,7 @@ def open_compiled(
     with tempfile.TemporaryDirectory() as folder:
         options, package = replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package"
         compiled = compile_source(source, options, package, stages=stages)
-        if device == "cuda" and compiled.package.library is None:
+        if device == "cuda" and compiled.package.missing:
             lacking = ", ".join(library.name for library in compiled.package.missing)
             report_not_built(f"the code for the GPU was not built without {lacking}")
         return kind(compiled.package.folder, seed, device)

@@ -9,7 +9,7 @@ from typing import Any
 from mbc.ablation import Ablation
 from mbc.options import ABLATION_ORDER
 from mbc.report.columns import Column, render
-from mbc.report.tables import outside_cell, over, time_cell
+from mbc.report.tables import host_note, outside_cell, over, time_cell
 from mbc.units import show_rate, show_size
 
 _COLUMNS = (
@@ -46,7 +46,9 @@ def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> st
                 "" if ablated.fits else "exceeds the budget",
             )
         )
-    return render(_COLUMNS, rows, width)
+    table = render(_COLUMNS, rows, width)
+    note = host_note(table, (a.figures.host_bytes for a in ablations if a.figures is not None))
+    return "\n\n".join((table, *note))
 
 
 def ablation_document(ablations: Sequence[Ablation]) -> list[dict[str, Any]]:

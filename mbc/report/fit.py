@@ -9,9 +9,11 @@ from typing import Any
 
 from mbc.errors import BudgetError
 from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Precision
 from mbc.options import UNLIMITED_BYTES
 from mbc.report.columns import Column, render, without_columns
-from mbc.report.tables import outside_cell, over, time_cell
+from mbc.report.tables import host_note, outside_cell, over, time_cell
 from mbc.units import show_distinct, show_given, show_rate, show_size
 
 _BAR = 24
@@ -66,6 +68,18 @@ def _images_or_cpu(f: Figures) -> str:
     return f"{guess(f)}{show_rate(f.images_per_s)} images/s" if f.train_us else "for the CPU"
 
 
+def heading(network: str, precision: Precision, device: DeviceSpec, gpus: int) -> str:
+    """Say for which network and which GPU all plans are."""
+    shared = f"mini-batches shared by {gpus} GPUs, " if gpus > 1 else ""
+    where = f"{device.name} ({device.architecture})" if precision.runs_on_gpus else "the CPU"
+    return f"{network}: {shared}{precision}, for {where}"
+
+
+def _with_host_note(table: str, probes: Sequence[Probe]) -> list[str]:
+    """Return the table, an empty line, and the explanation of host memory, if any."""
+    return [table, "", *host_note(table, (p.figures.host_bytes for p in probes if p.figures is not None))]
+
+
 def batches_text(fit: BatchFit, width: int | None = None) -> str:
     """Format a table of images/s over the batch, then the largest and the fastest batch."""
     top = fit.fastest.images_per_s
@@ -92,8 +106,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
     largest, fastest = fit.largest, fit.fastest
     untimed = () if top else ("images/s", "step", "over its bound")
     lines = [
-        render(*without_columns(_BATCHES, rows, *untimed), width),
-        "",
+        *_with_host_note(render(*without_columns(_BATCHES, rows, *untimed), width), fit.probes),
         f"largest batch in {show_given(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
         f"{'at least ' if fit.at_least else ''}{largest.batch}, "
         f"{_images_or_cpu(largest)}, takes {show_size(largest.needed_bytes)}",
@@ -137,11 +150,12 @@ def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
                 "",
             )
         )
-    return (
-        f"{render(_BUDGETS, rows, width)}\n\n"
+    lines = [
+        *_with_host_note(render(_BUDGETS, rows, width), curve.probes),
         f"without a limit: {time_cell(unlimited.train_us, unlimited.measured_share < 1)} in "
-        f"{show_size(unlimited.needed_bytes)}; lower bound of all plans {show_size(unlimited.floor_bytes)}"
-    )
+        f"{show_size(unlimited.needed_bytes)}; lower bound of all plans {show_size(unlimited.floor_bytes)}",
+    ]
+    return "\n".join(lines)
 
 
 def batches_document(fit: BatchFit) -> dict[str, Any]:

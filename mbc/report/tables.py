@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from mbc.hardware.streams import Stream
@@ -25,6 +25,7 @@ PREFETCHED = "inputs of the next step, copied while this one runs"
 NOT_PREFETCHED = "none: too few bytes of the budget are free for the inputs of the next step"
 NO_PROFILE = "none: nothing was measured on such a GPU, and times are estimated"
 NO_GPU = "none: the plan is for the CPU"
+HOST = "host: memory of the machine (RAM) that holds offloaded values"
 NO_TIMES = "has no times of the step's kernels, which are estimated"
 
 _OPERATIONS = (
@@ -296,6 +297,11 @@ def outside_cell(host_bytes: int, peer_bytes: int) -> str:
     """Format the bytes that a plan keeps in host memory, and in another GPU's memory if it uses any."""
     host = show_size(host_bytes) if host_bytes else "-"
     return f"{host}, peer {show_size(peer_bytes)}" if peer_bytes else host
+
+
+def host_note(table: str, host_bytes: Iterable[int]) -> list[str]:
+    """Return the line below a table that explains its column `host`, if a row of it has such memory."""
+    return [HOST] if "host" in table.partition("\n")[0].split() and any(host_bytes) else []
 
 
 def time_cell(time_us: float, estimated: bool) -> str:

@@ -202,6 +202,12 @@ def test_a_gpu_that_is_not_here(mbc, monkeypatch):
     assert done.code == 1 and "error MBC199: there is no GPU here to compare on" in done.err
 
 
+def test_fp64_is_not_compared_on_a_gpu(mbc, monkeypatch):
+    monkeypatch.setattr(check_places, "local_gpus", lambda: (LocalGpu("NVIDIA H200", "580", "sm_90", 1, 1),))
+    done = mbc(*CHECK[:-4], "--device", "cuda", "--micro-batch", "2", "--set", "train.precision=fp64")
+    assert done.code == 1 and "error MBC199: fp64 runs on the CPU only" in done.err
+
+
 def test_a_step_that_cannot_be_built(mbc, monkeypatch):
     gpu = LocalGpu("NVIDIA H200", "580", "sm_90", 1 << 37, 1 << 37)
     monkeypatch.setattr(check_places, "local_gpus", lambda: (gpu,))

@@ -45,12 +45,18 @@ def test_the_largest_batch_that_two_gpus_share(mbc):
     assert done.code == 0, done.err
     assert done.json["largest"]["batch"] >= 50
     assert all(probe["batch"] % 2 == 0 for probe in done.json["probes"])
+    shown = mbc("fit", "tiny.mbc", *two, "--memory", f"{budget}B").out
+    assert shown.startswith("tiny: mini-batches shared by 2 GPUs, fp32, for NVIDIA H200 (sm_90)\n")
 
 
 def test_the_table(mbc):
     figures = mbc("show", "tiny.mbc", *FEW, "--json").json["predictions"]
     budget = figures["arena_bytes"] + figures["overhead_bytes"]
-    shown = mbc("fit", "tiny.mbc", *FEW, "--memory", f"{budget}B", "--precision", "bf16").out
+    words = ("fit", "tiny.mbc", *FEW, "--memory", f"{budget}B", "--precision", "bf16")
+    shown = mbc(*words).out
+    assert shown.startswith("tiny: bf16, for NVIDIA H200 (sm_90)\n\nbatch ")
+    about = {"network": "tiny", "precision": "bf16", "gpu": "NVIDIA H200", "architecture": "sm_90"}
+    assert about.items() <= mbc(*words, "--json").json.items()
     for word in (
         "images/s",
         "over its bound",
@@ -69,7 +75,8 @@ def test_the_curve_over_the_budget(mbc):
     assert [p["budget_bytes"] for p in probes][::2] == [unlimited["floor_bytes"], unlimited["needed_bytes"]]
     # Waits between streams depend on addresses, which differ from budget to budget: it may be faster.
     assert probes[-1]["fits"] and probes[-1]["train_us"] <= unlimited["train_us"]
-    assert "over no limit" in mbc("fit", "tiny.mbc", *FEW, "--curve", "--points", "2").out
+    shown = mbc("fit", "tiny.mbc", *FEW, "--curve", "--points", "2").out
+    assert "over no limit" in shown and shown.startswith("tiny: fp32, for NVIDIA H200 (sm_90)\n\n")
 
 
 def test_the_plan_without_a_limit_is_called_so(mbc, monkeypatch):

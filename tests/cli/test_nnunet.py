@@ -48,6 +48,12 @@ def test_configurations_within_a_budget_and_the_least_that_trains(plans):
     assert "2 x 16x16" in table and "3d_fullres" not in table and "an epoch is 250 steps" in table
 
 
+def test_a_note_names_the_default_gpu_once(plans, monkeypatch):
+    monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: ())
+    done = plans(*PLAN[:3], *FEW[2:], "--memory", "2GB", "--quick")
+    assert done.code == 0 and done.err.count("note: this machine has no GPU that mbc can use: planned for NVIDIA") == 1
+
+
 @pytest.mark.parametrize("largest", ["batch", "patch"])
 def test_the_largest_batch_and_patch(plans, largest):
     words = (*PLAN, "--configuration", "3d_fullres", "--quick", "--json")

@@ -274,6 +274,12 @@ def test_immediate_refusals(change, other, code, words):
     assert caught.value.code == code and words in caught.value.message
 
 
+def test_fp64_on_a_gpu_is_refused_for_its_precision(monkeypatch):
+    monkeypatch.setattr("mbc.pytorch.make_trainer.current_gpu", object)
+    with pytest.raises(MbcError, match="MBC168: precision fp64 runs on the CPU only"):
+        trainer_of(net(), precision="fp64", device="cuda")
+
+
 def test_progress_is_shown_and_its_time_recorded(monkeypatch, capsys):
     monkeypatch.setattr("mbc.progress._PATIENCE_S", 0.0)
     with trainer_of(net(), measure_for="90s") as trainer:

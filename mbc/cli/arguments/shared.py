@@ -194,6 +194,7 @@ def options(arguments: argparse.Namespace, gpu: str | None = None, sharing: Shar
         dump_stages=getattr(arguments, "dump_stages", None),
         profile=arguments.profile,
         stale_profile=arguments.stale_profile,
+        explains_gpu=not hasattr(arguments, "device"),  # commands with --device run their plans, maybe on the CPU
     )
 
 
