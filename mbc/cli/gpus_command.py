@@ -97,7 +97,8 @@ def _show(name: str, as_json: bool) -> int:
     As JSON, print the file for --gpu that describes the GPU. No file describes a part or a pose: their limits are
     printed instead.
     """
-    from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, FIGURES, multiprocessor_of, read_sheet, sheet_of, unit_of
+    from mbc.hardware.card_file import FIGURES, read_sheet, sheet_of, unit_of
+    from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, multiprocessor_of
     from mbc.hardware.part import whole_name
     from mbc.hardware.spec import device_specs, find_spec
     from mbc.hardware.target import find_device

@@ -4,7 +4,8 @@
 * `driver_query`: a program that asks the driver for the GPUs' figures
 * `driver_card`: GPUs of this machine as the driver describes them
 * `card_names`: names of GPUs as people write them
-* `datasheet`: figures of a card, listed or of a user's file, and the peaks that follow from them
+* `datasheet`: figures of a card, and the peaks that follow from them
+* `card_file`: figures of a card in a user's file, and what is wrong with them
 * `instructions`: which instructions GPUs have, by compute capability
 * `spec`: what planning uses of a GPU: limits of its datasheet, or measured ones
 * `part`: parts of a GPU, by name

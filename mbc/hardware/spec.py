@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from mbc.errors import MbcError
+from mbc.hardware.card_file import sheet_of
 from mbc.hardware.card_names import choose_card
 from mbc.hardware.collective_times import CollectiveModel, Link
-from mbc.hardware.datasheet import BUILDABLE, CARDS, Datasheet, capability_of, multiprocessor_of, sheet_of
+from mbc.hardware.datasheet import BUILDABLE, CARDS, Datasheet, capability_of, multiprocessor_of
 from mbc.hardware.instructions import Instruction, has_instruction
 from mbc.hardware.part import GpuName, check_part, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link

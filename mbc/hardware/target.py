@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbc.errors import MbcError
-from mbc.hardware.datasheet import OLDEST_CAPABILITY, Datasheet, capability_of, read_sheet
+from mbc.hardware.card_file import read_sheet
+from mbc.hardware.datasheet import OLDEST_CAPABILITY, Datasheet, capability_of
 from mbc.hardware.driver_card import driver_cards, spec_of_card
 from mbc.hardware.part import split_name, whole_name
 from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, restricted, spec_like, spec_of_sheet

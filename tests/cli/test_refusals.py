@@ -11,7 +11,7 @@ import pytest
 
 from mbc import constraints
 from mbc.hardware import target
-from mbc.hardware.datasheet import sheet_of
+from mbc.hardware.card_file import sheet_of
 from mbc.hardware.target import LocalGpu
 from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.search.overhead import UNMEASURED_BYTES

@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 from mbc.errors import MbcError
-from mbc.hardware.datasheet import (
-    CARDS,
-    FIGURE_SOURCES,
-    MULTIPROCESSORS,
-    OLDEST_CAPABILITY,
-    capability_of,
-    read_sheet,
-    sheet_of,
-)
+from mbc.hardware.card_file import CardError, read_sheet, row_of, sheet_of
+from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, MULTIPROCESSORS, OLDEST_CAPABILITY, capability_of
 from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, spec_of
 from mbc.hardware.target import find_device
 
@@ -101,68 +94,177 @@ def test_the_file_of_a_listed_card_with_other_figures(tmp_path: Path) -> None:
     slower = _saved(path, "h200", pcie_generation=3)
     assert 3 * slower.host_link.to_device_gb_s < listed.host_link.to_device_gb_s
     assert replace(slower, host_link=listed.host_link, peer_link=listed.peer_link, sheet=listed.sheet) == listed
-    for change in ({"boost_mhz": 1900}, {"name": "Mine"}, {"fp32_accumulation": 0.5}):
+    for change in ({"boost_mhz": 1900}, {"name": "Mine"}, {"fp32_accumulation": 0.5, "published": {}}):
         other = _saved(path, "h200", **change)
         assert other == spec_of(read_sheet(path)[0]) and other.copy_gb_s != listed.copy_gb_s
 
 
+PEAKS = {"fp32_tflops": 12.7, "tensor_tflops": 51}
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "said", "remedy"),
     [
-        ("", "it is not JSON (Expecting value"),
-        ({"l2_kib": 1.5}, "'l2_kib' is 1.5; it has to be a whole number from 64 to 16777216"),
-        ("[1]", "it is not one JSON object"),
-        ("{}", "it lacks name, architecture, multiprocessors, boost_mhz"),
-        ({"multiprocessors": 0}, "'multiprocessors' is 0; it has to be a whole number from 1 to 4096"),
-        ({"multiprocessors": 2.5}, "'multiprocessors' is 2.5; it has to be a whole number"),
-        ({"memory_gb": "12"}, "'memory_gb' is \"12\"; it has to be a number from 0.5 to 65536 GiB"),
-        ({"memory_gb": 12884901888}, "'memory_gb' is 12884901888; it has to be a number"),
-        ({"boost_mhz": float("nan")}, "'boost_mhz' is NaN; it has to be a number"),
-        ({"boost_mhz": 10**400}, "int too large to convert to float"),
-        ({"boost_mhz": True}, "'boost_mhz' is true; it has to be a number"),
-        ({"tensor_mhz": -1}, "'tensor_mhz' is -1; it has to be a number"),
-        ({"architecture": "ampere"}, "'ampere' is not an architecture such as sm_86"),
-        ({"architecture": "sm_999"}, "'sm_999' is none of the architectures sm_75, sm_80"),
-        ({"architecture": 86}, "'architecture' is not a short text"),
-        ({"name": ""}, "'name' is not a short text"),
-        ({"name": "a@b"}, "'name' has an @"),
-        ({"ecc": 1}, "'ecc' is not true or false"),
-        ({"cores": 3584}, "'cores' is not a figure of a card; the figures are multiprocessors"),
-        ({"memory_gb": 12288}, "'bandwidth_gb_s' is 360; with 'memory_gb' 12288 GiB, 'multiprocessors' 28, "),
-        ({"bandwidth_gb_s": 1.8}, "'bandwidth_gb_s' is 1.8; with 'memory_gb' 12 GiB,"),
-        ({"multiprocessors": 1}, "'multiprocessors' 1, 'boost_mhz' 1777 MHz it is from 3 to 113.728 GB/s"),
-        ({"bandwidth_gb_s": 360_000}, "'bandwidth_gb_s' is 360000; with"),
-        ({"l2_kib": 3072 << 10}, "'l2_kib' is 3145728; with 'memory_gb' 12 GiB it is from 0 to 393216 KiB"),
-        ({"tensor_mhz": 1800}, "'tensor_mhz' is 1800; with 'boost_mhz' 1777 MHz it is from 0 to 1777 MHz"),
-        ({"shared_kib": 100}, "'shared_kib' is 100; with 'architecture' sm_86 it is from 0 to 99"),
-        ({"nvlink_gb_s": 450}, "'nvlink_gb_s' is 450; with 'bandwidth_gb_s' 360 GB/s it is from 0 to 360 GB/s"),
+        ("", "it is not JSON (Expecting value", "no comma after the last entry"),
+        (b"\xff\xfe", "it is not a text in UTF-8", "save it as plain text in UTF-8"),
+        ("[" * 100_000, "it cannot be read as JSON", "a similar card: `mbc gpus rtx-3090 --json` writes"),
+        ('{"ecc": true, "ecc": true}', "'ecc' is given 2 times", "keep the right one"),
+        ("[1]", "it is not one JSON object", "a similar card: `mbc gpus rtx-3090 --json` writes"),
+        ("{}", "it lacks name, architecture, multiprocessors, boost_mhz", "a similar card: `mbc gpus rtx-3090 --json`"),
         (
-            {"published": {"tensor_tflops": 900}},
-            "'tensor_tflops' is 900; with 'multiprocessors' 28, 'boost_mhz' 1777 MHz",
+            json.dumps(CARD).replace("1777", "1" * 5000),
+            f"'boost_mhz' is {'1' * 40}...; it has to be",
+            "correct 'boost_mhz'",
         ),
-        ({"published": "fp32_tflops"}, "'published' does not hold peaks by their names"),
-        ({"published": {"tensor_tflops": None}}, "'tensor_tflops' is null; it has to be a number"),
-        ({"published": {"fp32_tflops": "12"}}, "'fp32_tflops' is \"12\"; it has to be a number"),
+        ({"l2_kib": 1.5}, "'l2_kib' is 1.5; it has to be a whole number from 64 to 16777216", "correct 'l2_kib'"),
+        ({"multiprocessors": 0}, "'multiprocessors' is 0; it has to be a whole number from 1 to 512", "correct 'multi"),
+        (
+            {"multiprocessors": 2.5},
+            "'multiprocessors' is 2.5; it has to be a whole number",
+            "correct 'multiprocessors'",
+        ),
+        (
+            {"multiprocessors": 3584},
+            "is 3584; it has",
+            "write 28 if the card has 3,584 CUDA cores: a multiprocessor of",
+        ),
+        ({"multiprocessors": 3585}, "is 3585; it has", "correct 'multiprocessors'"),
+        (
+            {"memory_gb": "12"},
+            "'memory_gb' is \"12\"; it has to be a number from 0.5 to 2048 GiB",
+            "correct 'memory_gb'",
+        ),
+        ({"memory_gb": 12884901888}, "'memory_gb' is 12884901888; it has to be a number", "correct 'memory_gb'"),
+        ({"boost_mhz": float("nan")}, "'boost_mhz' is NaN; it has to be a number", "correct 'boost_mhz'"),
+        (
+            {"boost_mhz": 10**400},
+            f"'boost_mhz' is 1{'0' * 39}...; it has to be a number from 100 to 10000 MHz",
+            "correct",
+        ),
+        ({"boost_mhz": True}, "'boost_mhz' is true; it has to be a number", "in these units"),
+        ({"tensor_mhz": -1}, "'tensor_mhz' is -1; it has to be a number", "correct 'tensor_mhz'"),
+        ({"pcie_lanes": 7}, "'pcie_lanes' is 7; it has to be one of 1, 2, 4, 8, 16", "correct 'pcie_lanes'"),
+        (
+            {"architecture": "ampere"},
+            "'architecture' is \"ampere\", none of the architectures sm_75",
+            "write one of these",
+        ),
+        ({"architecture": "sm_999"}, "'architecture' is \"sm_999\", none of the architectures", "write one of these"),
+        ({"architecture": "8.6"}, "'architecture' is \"8.6\", not an architecture such as sm_86", 'write "sm_86"'),
+        ({"architecture": "Compute Capability 12.0"}, "not an architecture", 'write "sm_120"'),
+        ({"architecture": "SM-90"}, "'architecture' is \"SM-90\"", 'write "sm_90"'),
+        ({"architecture": 86}, "'architecture' is 86, not an architecture", 'write "sm_86"'),
+        ({"architecture": None}, "'architecture' is null, none of", "write one of these"),
+        ({"name": ""}, "'name' is not a short text", "at most 100 characters"),
+        ({"name": "a@b"}, "'name' has an @", "the name of the whole card"),
+        ({"ecc": 1}, "'ecc' is not true or false", 'write "ecc": true'),
+        (
+            {"cores": 3584},
+            "'cores' is not a figure of a card; there are name, architecture, multi",
+            "one of these names",
+        ),
+        ({"Boost-Clock": 1777}, "'Boost-Clock' is not a figure of a card", "did you mean 'boost_mhz'?"),
+        ({"publish": {}}, "'publish' is not a figure of a card", "did you mean 'published'?"),
+        ({"published": {"fp32_tflop": 1}}, "'fp32_tflop' in 'published' is not", "did you mean 'fp32_tflops'?"),
+        ({"published": {"tensor_mhz": 1}}, "'tensor_mhz' in 'published' is not", "did you mean 'tensor_tflops'?"),
+        ({"sources": {"boost": "tpu"}}, "'boost' in 'sources' is not a figure", "did you mean 'boost_mhz'?"),
+        (
+            {"memory_gb": 1200},
+            "is 360 GB/s, but a card with 'memory_gb' 1200 GiB has at least 600 GB/s",
+            "or 'memory_gb'",
+        ),
+        (
+            {"bandwidth_gb_s": 1.8},
+            "but a card with 'memory_gb' 12 GiB has at least 6.00 GB/s",
+            "correct 'bandwidth_gb_s'",
+        ),
+        ({"multiprocessors": 1}, "with 'multiprocessors' 1 and 'boost_mhz' 1777 MHz has at most 114 GB/s", "correct"),
+        ({"l2_kib": 3072 << 10}, "'l2_kib' is 3145728 KiB, but", "correct 'l2_kib' or 'memory_gb'"),
+        ({"tensor_mhz": 1800}, "'tensor_mhz' is 1800 MHz, but", "correct 'tensor_mhz' or 'boost_mhz'"),
+        (
+            {"shared_kib": 100},
+            "'shared_kib' is 100 KiB, but a card with 'architecture' sm_86 has at most 99.0",
+            "correct",
+        ),
+        (
+            {"nvlink_gb_s": 450},
+            "but a card with 'bandwidth_gb_s' 360 GB/s has at most 360 GB/s",
+            "correct 'nvlink_gb_s'",
+        ),
+        ({"published": "fp32_tflops"}, "'published' is not a JSON object", "leave 'published' out"),
+        ({"published": {"tensor_tflops": None}}, "'tensor_tflops' is null; it has to be a number", "correct 'tensor_"),
+        (
+            {"published": {"fp32_tflops": "12"}},
+            "'fp32_tflops' is \"12\"; it has to be a number",
+            "correct 'fp32_tflops'",
+        ),
+        (
+            {"published": PEAKS, "architecture": "sm_80"},
+            "'published' has 12.7 TFLOP/s as 'fp32_tflops', but 28 multiprocessors of sm_80 with 64 CUDA cores each "
+            "reach 6.37 TFLOP/s at 1777 MHz",
+            "correct 'multiprocessors', 'architecture' (sm_86, sm_89, sm_120, sm_121 would fit) or the clock, or leave",
+        ),
+        (
+            {"published": {"fp32_tflops": 1.09}, "multiprocessors": 384, "boost_mhz": 1425, "architecture": "sm_75"},
+            "384 multiprocessors of sm_75 with 64 CUDA cores each reach 70.0 TFLOP/s",
+            "write 'multiprocessors' 6: 384 are CUDA cores",
+        ),
+        (
+            {"published": {"tensor_tflops": 102}},
+            "102 TFLOP/s as 'tensor_tflops', but 28 multiprocessors of sm_86 with 'fp32_accumulation' 1 reach 51.0",
+            "write the dense peak with fp32 accumulation",
+        ),
+        ({"published": {"tensor_tflops": 900}}, "900 TFLOP/s as 'tensor_tflops'", "correct 'multiprocessors', 'archi"),
     ],
 )
-def test_a_file_with_nonsense(tmp_path: Path, text: str | dict[str, Any], said: str) -> None:
+def test_a_file_with_nonsense(tmp_path: Path, text: str | bytes | dict[str, Any], said: str, remedy: str) -> None:
     path = tmp_path / "card.json"
-    path.write_text(text if isinstance(text, str) else json.dumps(CARD | text))
+    path.write_bytes(text if isinstance(text, bytes) else _text(text).encode())
     with pytest.raises(MbcError, match=r"MBC069: the datasheet '.*card.json' cannot be used: ") as caught:
         read_sheet(path)
-    assert said in caught.value.message and "mbc gpus rtx-3090 --json" in caught.value.remedy
+    assert said in caught.value.message and remedy in caught.value.remedy
 
 
-@pytest.mark.parametrize("notes", [{"tensor_mhz": "1700"}, {"nvlink_gb_s": None}, {"shared_kib": 200}])
-def test_other_notes_on_a_card_are_none_of_its_figures(tmp_path: Path, notes: dict[str, Any]) -> None:
+def _text(card: str | dict[str, Any]) -> str:
+    return card if isinstance(card, str) else json.dumps(CARD | card)
+
+
+def test_each_listed_card_is_refused_with_its_cuda_cores_as_multiprocessors() -> None:
+    """The remedy has the right number of multiprocessors."""
+    for key in CURRENT:
+        row = CARDS[key]
+        cores = row["multiprocessors"] * MULTIPROCESSORS[capability_of(row["architecture"])].fp32_lanes
+        with pytest.raises(CardError) as caught:
+            sheet_of({**row, "multiprocessors": cores})
+        assert caught.value.remedy.startswith(f"write {row['multiprocessors']} if the card has {cores:,} CUDA cores")
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.85, 1.15, 2])
+def test_published_peaks_agree_with_the_figures(factor: float) -> None:
+    for key in CURRENT:
+        for peak, published in CARDS[key]["published"].items():
+            with pytest.raises(CardError, match=f"TFLOP/s as '{peak}', but "):
+                sheet_of({**CARDS[key], "published": {peak: factor * published}})
+
+
+def test_a_whole_number_may_have_a_point(tmp_path: Path) -> None:
     path = tmp_path / "card.json"
-    path.write_text(json.dumps(CARD | {"published": notes}))
-    assert read_sheet(path)[0] == sheet_of(CARD)
+    path.write_text(json.dumps(CARD | {"multiprocessors": 28.0, "l2_kib": 3072.0, "shared_kib": 64.0}), "utf-8-sig")
+    assert read_sheet(path)[0] == sheet_of(CARD | {"shared_kib": 64})
+
+
+def test_the_file_of_a_datasheet_has_its_figures() -> None:
+    for key in CURRENT:
+        sheet = sheet_of(CARDS[key])
+        again = sheet_of(row_of(sheet))
+        assert replace(again, memory_bytes=sheet.memory_bytes) == replace(sheet, tensor_mhz=again.tensor_mhz)
+        assert again.memory_bytes == pytest.approx(sheet.memory_bytes, rel=1e-3)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(MbcError, match=r"MBC069: .* cannot be used: No such file"):
+    with pytest.raises(MbcError, match=r"MBC069: .* cannot be used: No such file") as caught:
         find_device(str(tmp_path / "card.json"))
+    assert caught.value.remedy.startswith("check the path")
 
 
 @pytest.mark.parametrize(
