@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mbc.errors import MbcError
 from mbc.units import show_rate, show_size, with_article
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"known": listed, "here": placed, "estimates": estimates}, indent=2))
         return 0
     width, named = max(map(len, specs)), max(len(spec.name) for spec in specs.values())
-    print(f"{'--gpu':<{width}}  {'GPU':<{named}} architecture    memory        copy           tf32  figures")
+    print(f"{'--gpu':<{width}}  {'GPU':<{named}} architecture    memory        copy           fp16  figures")
     for name, spec in specs.items():
         figures = "measured" if spec.measured else "datasheet"
         if name in profiles:
@@ -47,9 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         note = "" if spec.buildable else ", plan only: the CUDA 13 toolkit makes no code for it"
         print(
             f"{name:<{width}}  {spec.name:<{named}} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "
-            f"{show_rate(spec.copy_gb_s):>5} GB/s  {_tflops(spec.tf32_tflops, spec.has_bf16_and_tf32)}  {figures}{note}"
+            f"{show_rate(spec.copy_gb_s):>5} GB/s  {_tflops(spec.fp16_tflops)}  {figures}{note}"
         )
-    print()
+    print("\nfp16: peak rate of matrix products in fp16 with fp32 accumulation (`mbc gpus NAME`: other precisions)\n")
     if spread is not None:
         print(f"Times without a profile are estimated (~) by a model fitted to {fitted.gpu} ({fitted.measured}).")
         print(
@@ -95,26 +96,34 @@ def _show(name: str, as_json: bool) -> int:
     """Print the figures of one GPU, with their sources if the GPU is listed, and the limits that plans use.
 
     As JSON, print the file for --gpu that describes the GPU. No file describes a part or a pose: their limits are
-    printed instead.
+    printed instead. The GPU `auto` is that of this machine, whose figures are the driver's if it is not listed.
+
+    Raises:
+        MbcError: MBC070, no GPU has this name, or this machine has none that `auto` could mean; or as `find_device`.
     """
-    from mbc.hardware.card_file import FIGURES, read_sheet, sheet_of, unit_of
+    from mbc.hardware.card_file import FIGURES, read_sheet, row_of, unit_of
     from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, multiprocessor_of
     from mbc.hardware.part import whole_name
     from mbc.hardware.spec import device_specs, find_spec
-    from mbc.hardware.target import find_device
+    from mbc.hardware.target import check_presence, find_device
 
     key, spec = whole_name(name), find_device(name)
+    if key == "auto":
+        check_presence()
+    is_whole = name == key
     if key.endswith(".json"):
         (sheet, row), sources = read_sheet(Path(key)), None
     else:
-        listed = find_spec(key)
-        key = next(key for key, one in device_specs().items() if one is listed)
-        sheet, row, sources = sheet_of(CARDS[key]), CARDS[key], FIGURE_SOURCES
-    asked = f"{key}{name.removeprefix(whole_name(name))}"
+        sheet = spec.sheet if key == "auto" else find_spec(key).sheet
+        assert sheet is not None
+        listed = next((key for key, one in device_specs().items() if one.sheet == sheet), "")
+        key = listed or key
+        row, sources = (CARDS[listed], FIGURE_SOURCES) if listed else (row_of(sheet), None)
     if as_json:
         file = {field: value for field, value in row.items() if field != "planning"}
-        print(json.dumps(file if asked == key else asdict(spec), indent=2))
+        print(json.dumps(file if is_whole else asdict(spec), indent=2))
         return 0
+    asked = f"{key}{name.removeprefix(whole_name(name))}"
     print(f"{spec.name} ({asked}), {spec.architecture}\n")
     for figure in (name for name in row if name in FIGURES):
         source = "" if sources is None else sources[row.get("sources", {}).get(figure, row["source"])]

@@ -44,8 +44,8 @@ def choose_card(name: str, cards: Mapping[str, tuple[str, float]]) -> str:
     raise MbcError(
         "MBC070",
         f"unknown GPU '{name}'",
-        f"{meant}choose one that `mbc gpus` lists (compute capability 7.5 and newer), or describe the card in a file: "
-        "--gpu card.json",
+        f"{meant}choose one that `mbc gpus` lists (compute capability 7.5 and newer, and some older ones for plans "
+        "only), or describe the card in a file: --gpu card.json",
     )
 
 

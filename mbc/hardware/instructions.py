@@ -14,6 +14,7 @@ class Instruction(StrEnum):
 
     Attributes:
         MMA_SYNC: Matrix products in bf16, fp16 and tf32 that one warp starts (mma.sync), with ldmatrix and cp.async.
+            Turing has ldmatrix and mma.sync m16n8k8 in fp16, which no kernel of mbc uses alone.
         WGMMA: Matrix products that four warps start together from shared memory (wgmma), with TMA.
         CLUSTER: Thread-block clusters, whose blocks read each other's shared memory.
         TCGEN05: Matrix products that accumulate in tensor memory (tcgen05). No kernel of mbc uses them.
@@ -23,6 +24,13 @@ class Instruction(StrEnum):
     WGMMA = "wgmma"
     CLUSTER = "cluster"
     TCGEN05 = "tcgen05"
+
+    @property
+    def label(self) -> str:
+        """Name for messages. GPUs that lack MMA_SYNC may have mma.sync, but not in these shapes and types."""
+        if self is Instruction.MMA_SYNC:
+            return "mma.sync m16n8k16 in fp16, mma.sync in bf16 and tf32, cp.async"
+        return str(self)
 
 
 # The first and the last compute capability with each family, in tenths. Source: PTX ISA, "Target ISA Notes" of

@@ -245,7 +245,7 @@ def restricted(spec: DeviceSpec, name: GpuName) -> DeviceSpec:
     part = spec if name.multiprocessors is None else part_of(spec, name.multiprocessors)
     if not name.pose:
         return part
-    _check_pose(part, name.pose)
+    _check_pose(part, name)
     return posed(part, name.pose)
 
 
@@ -260,17 +260,19 @@ def posed(spec: DeviceSpec, architecture: str) -> DeviceSpec:
     return pose if pose.has_bf16_and_tf32 else replace(pose, bf16_tflops=spec.fp32_tflops, tf32_tflops=spec.fp32_tflops)
 
 
-def _check_pose(spec: DeviceSpec, architecture: str) -> None:
-    """Raise an error if the GPU cannot pose as the architecture.
+def _check_pose(spec: DeviceSpec, name: GpuName) -> None:
+    """Raise an error if the GPU, or the part of it, cannot pose as `name` asks for.
 
     Raises:
-        MbcError: MBC288, the architecture is unknown, or has instructions that the GPU lacks.
+        MbcError: MBC288, the architecture is unknown, or has instructions that the GPU lacks, or is its own.
     """
-    if not (why := _obstacle(spec, architecture)):
+    if not (why := _obstacle(spec, name.pose)):
         return
     possible = [one for one in BUILDABLE if not _obstacle(spec, one)]
-    remedy = f"choose another architecture: {', '.join(possible)}" if possible else "plan for the GPU as it is"
-    raise MbcError("MBC288", f"{spec.name} ({spec.architecture}) cannot pose as {architecture}, {why}", remedy)
+    remedy = f"choose another architecture: {', '.join(possible)}" if possible else ""
+    if name.pose == spec.architecture or not possible:
+        remedy = f"plan for the GPU as it is (--gpu {name._replace(pose='')})" + f", or {remedy}" * bool(remedy)
+    raise MbcError("MBC288", f"{spec.name} ({spec.architecture}) cannot pose as {name.pose}, {why}", remedy)
 
 
 def _obstacle(spec: DeviceSpec, architecture: str) -> str:
@@ -279,5 +281,5 @@ def _obstacle(spec: DeviceSpec, architecture: str) -> str:
         return "which mbc does not know"
     if architecture == spec.architecture:
         return "which is its own architecture"
-    lacking = [one for one in Instruction if has_instruction(architecture, one) and not spec.has(one)]
+    lacking = [one.label for one in Instruction if has_instruction(architecture, one) and not spec.has(one)]
     return f"which has instructions that it lacks: {', '.join(lacking)}" if lacking else ""

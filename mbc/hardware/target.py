@@ -95,6 +95,20 @@ def current_gpu() -> LocalGpu | None:
     return next((gpu for gpu in here if first.startswith("GPU-") and gpu.uuid.startswith(first)), None)
 
 
+def check_presence() -> None:
+    """Raise an error if this machine has no GPU on which a module would run.
+
+    Raises:
+        MbcError: MBC070, there is none.
+    """
+    if current_gpu() is None:
+        raise MbcError(
+            "MBC070",
+            "this machine has no GPU that 'auto' could mean",
+            f"name a GPU that `mbc gpus` lists; `mbc doctor` says what is missing here, and plans are for {DEFAULT_GPU}",
+        )
+
+
 def find_device(gpu: str) -> DeviceSpec:
     """Return the spec of a GPU.
 

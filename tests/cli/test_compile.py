@@ -249,7 +249,8 @@ def test_limits_of_a_gpu_in_plans(mbc):
     assert re.search(r"^tf32 +62\.5 TFLOP/s$", mbc("gpus", "a10").out, re.MULTILINE)
     assert "peak in fp16, tensor cores: -\n" in mbc("gpus", "k80").out
     rows = {line.split()[0]: line for line in mbc("gpus").out.split("\n\n")[0].splitlines()}
-    assert re.search(r"260 GB/s +- +datasheet$", rows["t4"]) and "62.5 TFLOP/s" in rows["a10"]
+    assert re.search(r"260 GB/s +65\.0 TFLOP/s +datasheet$", rows["t4"]) and "125 TFLOP/s" in rows["a10"]
+    assert "error MBC070: this machine has no GPU that 'auto' could mean" in mbc("gpus", "auto").err
 
 
 def test_figures_of_a_pose_and_of_a_part(mbc):

@@ -114,6 +114,25 @@ def test_cuda_chooses_among_unlike_cards(
     assert "--gpu auto plans for the first GPU that CUDA sees, NVIDIA H100 80GB HBM3" in said
 
 
+def test_figures_of_the_gpu_of_this_machine(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`mbc gpus auto` shows the listed figures, or the driver's, and writes them as a file for --gpu."""
+    machine((H100, "NVIDIA H100 80GB HBM3"), link="5, 16")
+    assert main(["gpus", "auto@72"]) == 0
+    assert capsys.readouterr().out.startswith("NVIDIA H100 80GB HBM3@72 (h100@72), sm_90\n")
+    machine((RTX_3060, "NVIDIA GeForce RTX 3061"), link="4, 8")
+    assert main(["gpus", "auto"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("NVIDIA GeForce RTX 3061 (auto), sm_86\n") and "\nboost_mhz              1837 MHz\n" in said
+    assert main(["gpus", "auto", "--json"]) == 0
+    path = tmp_path / "card.json"
+    path.write_text(capsys.readouterr().out)
+    device, here = find_device(str(path)), find_device("auto")
+    assert device.memory_bytes == pytest.approx(here.memory_bytes, rel=1e-3)
+    assert device.host_link == here.host_link and device.fp16_tflops == here.fp16_tflops
+
+
 def test_a_slice_of_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(((16, *H100[1:-1], 10 * GB), "NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
     with pytest.raises(MbcError, match=r"MBC085: MIG divides the GPU of this machine, .* MIG 1g.10gb"):

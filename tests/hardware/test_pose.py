@@ -86,9 +86,15 @@ def test_a_pose_has_the_limits_of_both(card: str) -> None:
     ("name", "message"),
     [
         ("a100-40@sm_90", "instructions that it lacks: wgmma, cluster"),
-        ("t4@sm_80", "(sm_75) cannot pose as sm_80, which has instructions that it lacks: mma.sync"),
+        (
+            "t4@sm_80",
+            "(sm_75) cannot pose as sm_80, which has instructions that it lacks: mma.sync m16n8k16 in fp16, mma.sync "
+            "in bf16 and tf32, cp.async\nhelp: plan for the GPU as it is (--gpu t4)",
+        ),
+        ("t4@sm_75", "which is its own architecture\nhelp: plan for the GPU as it is (--gpu t4)"),
+        ("T4@20@sm_75", "help: plan for the GPU as it is (--gpu T4@20)"),
         ("h200@sm_100", "instructions that it lacks: tcgen05\nhelp: choose another architecture: sm_75, sm_80, "),
-        ("h200@sm_90", "which is its own architecture"),
+        ("h200@sm_90", "(--gpu h200), or choose another architecture: sm_75, sm_80, sm_86"),
         ("h200@sm_130", "which mbc does not know"),
         ("h200@sm_70", "which mbc does not know"),
     ],
