@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.errors import MbcError
 from mbc.units import show_rate, show_size, with_article
 
 if TYPE_CHECKING:

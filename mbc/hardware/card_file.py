@@ -281,7 +281,9 @@ def _check_peaks(published: Mapping[str, float], sheet: Datasheet) -> None:
                 )
         else:
             which, mhz = f"with 'fp32_accumulation' {sheet.fp32_accumulation:g}", sheet.tensor_mhz or sheet.boost_mhz
-            if any(_agrees(sheet, key, peak / factor) for factor in (2, 4)):
+            if _agrees(replace(sheet, fp32_accumulation=0.5), key, peak):
+                remedy = "write 'fp32_accumulation' 0.5, or leave 'published' out"
+            elif any(_agrees(sheet, key, peak / factor) for factor in (2, 4)):
                 remedy = (
                     "write the dense peak with fp32 accumulation, or leave 'published' out: sparsity doubles a "
                     "published peak, and so does accumulation in fp16"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +23,14 @@ _COPY_SHARE_OF_PART = 1.2
 # Share of the peak of tensor cores that mma.sync reaches on GPUs with newer instructions. 0.63 is the mean on an H100
 # (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024); for tcgen05 it is a judgement.
 _MMA_SYNC_SHARE = 0.63
-_PCIE_RATES = ("to_host_", "to_device_")  # beginnings of the names of fields
+_PCIE = ("pcie_generation", "pcie_lanes")
+# Measured fields of a card, by the beginning of their names, and the figures for which they hold.
+_HOLDS_FOR = MappingProxyType(
+    {
+        "memory_bytes": ("memory_bytes",), "to_host_": _PCIE, "to_device_": _PCIE, "to_peer_": ("nvlink_gb_s",),
+        "from_peer_": ("nvlink_gb_s",),
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +139,31 @@ def spec_of(sheet: Datasheet, planning: Mapping[str, Any] | None = None) -> Devi
 def spec_of_sheet(sheet: Datasheet) -> DeviceSpec:
     """Return the spec of the card with this datasheet, which a user's file or a plan has.
 
-    If a listed card has the same name and figures, the spec has everything that was measured on such cards. Memory and
-    the PCIe link may differ. The measured memory, or the measured rates of the link, are then left out.
+    If it is a listed card (`is_one_card`), the spec has everything that was measured on such cards, except for a part
+    that differs: the memory, the rates of the PCIe link, or those of NVLink.
     """
     for row in CARDS.values():
         listed = sheet_of(row)
-        link = {"pcie_generation": sheet.pcie_generation, "pcie_lanes": sheet.pcie_lanes}
-        if replace(listed, memory_bytes=sheet.memory_bytes, **link) == sheet:
-            outdated = () if sheet.memory_bytes == listed.memory_bytes else ("memory_bytes",)
-            outdated += () if replace(listed, **link) == listed else _PCIE_RATES
+        if is_one_card(listed, sheet):
+            differs = {f.name for f in fields(Datasheet) if getattr(listed, f.name) != getattr(sheet, f.name)}
+            outdated = tuple(field for field, figures in _HOLDS_FOR.items() if differs & {*figures})
             planning: Mapping[str, Any] = row.get("planning", {})
             return spec_of(sheet, {field: value for field, value in planning.items() if not field.startswith(outdated)})
     return spec_of(sheet)
+
+
+def is_one_card(one: Datasheet, other: Datasheet) -> bool:
+    """Return whether kernels take the same time on both cards, so that what was measured on one holds for the other.
+
+    Cards of one name may differ in memory, PCIe link and NVLink, which decide no kernel's time. A shared memory of a
+    block that is given as that of the architecture is no difference.
+    """
+    return _without_links(one) == _without_links(other)
+
+
+def _without_links(sheet: Datasheet) -> Datasheet:
+    shared_bytes = sheet.shared_bytes or multiprocessor_of(sheet.architecture).shared_kib << 10
+    return replace(sheet, memory_bytes=0, pcie_generation=0, pcie_lanes=0, nvlink_gb_s=0.0, shared_bytes=shared_bytes)
 
 
 def _with_observed_rates(link: AnyLink, row: Mapping[str, Any]) -> AnyLink:
@@ -190,15 +209,12 @@ def unlisted_sheet(spec: DeviceSpec) -> Datasheet | None:
 
 
 def is_listed_card(spec: DeviceSpec) -> bool:
-    """Return whether a GPU is the listed one of its name, so that what was measured on such cards holds for it.
+    """Return whether a GPU is the listed one of its name (`is_one_card`), so that its measured times hold for it.
 
-    Memory and the PCIe link may differ. A GPU that no list names has only measurements of its own.
+    A GPU that no list names has only measurements of its own.
     """
     listed = known_spec(split_name(spec.name).whole)
-    if listed is None or listed.sheet is None or spec.sheet is None:
-        return True
-    figures = attrgetter("architecture", "multiprocessors", "boost_mhz", "bandwidth_gb_s")
-    return figures(listed.sheet) == figures(spec.sheet)
+    return listed is None or listed.sheet is None or spec.sheet is None or is_one_card(listed.sheet, spec.sheet)
 
 
 def spec_like(name: str, architecture: str, sheet: Datasheet | None = None) -> DeviceSpec:

@@ -105,7 +105,7 @@ def check_presence() -> None:
         raise MbcError(
             "MBC070",
             "this machine has no GPU that 'auto' could mean",
-            f"name a GPU that `mbc gpus` lists; `mbc doctor` says what is missing here, and plans are for {DEFAULT_GPU}",
+            "name a GPU that `mbc gpus` lists, or let `mbc doctor` say what is missing here",
         )
 
 

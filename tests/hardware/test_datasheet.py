@@ -12,7 +12,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.hardware.card_file import CardError, read_sheet, row_of, sheet_of
 from mbc.hardware.datasheet import CARDS, FIGURE_SOURCES, MULTIPROCESSORS, OLDEST_CAPABILITY, capability_of
-from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, spec_of
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, is_listed_card, known_spec, spec_of
 from mbc.hardware.target import find_device
 
 CURRENT = {key for key, row in CARDS.items() if capability_of(row["architecture"]) >= OLDEST_CAPABILITY}
@@ -94,9 +94,17 @@ def test_the_file_of_a_listed_card_with_other_figures(tmp_path: Path) -> None:
     slower = _saved(path, "h200", pcie_generation=3)
     assert 3 * slower.host_link.to_device_gb_s < listed.host_link.to_device_gb_s
     assert replace(slower, host_link=listed.host_link, peer_link=listed.peer_link, sheet=listed.sheet) == listed
+    unlinked = _saved(path, "h200", nvlink_gb_s=0)
+    assert (unlinked.fp16_tflops, unlinked.copy_gb_s) == (listed.fp16_tflops, listed.copy_gb_s), "measured all the same"
+    assert unlinked.peer_link.to_peer_gb_s < listed.peer_link.to_peer_gb_s / 4
+    assert replace(_saved(path, "h200", shared_kib=227), sheet=listed.sheet) == listed, "the architecture's"
     for change in ({"boost_mhz": 1900}, {"name": "Mine"}, {"fp32_accumulation": 0.5, "published": {}}):
         other = _saved(path, "h200", **change)
         assert other == spec_of(read_sheet(path)[0]) and other.copy_gb_s != listed.copy_gb_s
+    changes = {key: 0.9 * CARDS["h200"][key] for key in ("memory_gb", "nvlink_gb_s", "bandwidth_gb_s", "tensor_mhz")}
+    for key, value in {**changes, "pcie_lanes": 8, "boost_mhz": 1900, "l2_kib": 40960, "shared_kib": 100}.items():
+        other = _saved(path, "h200", published={}, **{key: value})
+        assert is_listed_card(other) == other.measured == (other.fp16_tflops == listed.fp16_tflops), "one rule"
 
 
 PEAKS = {"fp32_tflops": 12.7, "tensor_tflops": 51}
@@ -213,6 +221,11 @@ PEAKS = {"fp32_tflops": 12.7, "tensor_tflops": 51}
             {"published": {"tensor_tflops": 102}},
             "102 TFLOP/s as 'tensor_tflops', but 28 multiprocessors of sm_86 with 'fp32_accumulation' 1 reach 51.0",
             "write the dense peak with fp32 accumulation",
+        ),
+        (
+            {"published": {"tensor_tflops": 25.5}},
+            "with 'fp32_accumulation' 1 reach",
+            "write 'fp32_accumulation' 0.5, or",
         ),
         ({"published": {"tensor_tflops": 900}}, "900 TFLOP/s as 'tensor_tflops'", "correct 'multiprocessors', 'archi"),
     ],
