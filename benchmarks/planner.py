@@ -33,9 +33,13 @@ def processes(count: int) -> Generator[ProcessPoolExecutor]:
     try:
         yield pool
     finally:
-        for process in multiprocessing.active_children():
+        # Without waiting for the pool's thread, which may wait for a lock that an interrupt left locked.
+        pool.shutdown(wait=False, cancel_futures=True)
+        children = multiprocessing.active_children()
+        for process in children:
             process.terminate()
-        pool.shutdown(cancel_futures=True)  # by whom they are joined
+        for process in children:
+            process.join()
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,13 @@ def start(main: Callable[[], None]) -> None:
         main()
     except MbcError as error:
         raise SystemExit(str(error)) from error
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         print("interrupted: what was written is kept", file=sys.stderr)
-        raise SystemExit(130) from error
+        # An interrupt between taking a lock and entering its block leaves it locked: an exit that waits for other
+        # threads might never end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 @dataclass

@@ -217,10 +217,11 @@ def test_processes_end_with_the_block() -> None:
     assert endless[0].exception() is not None and not multiprocessing.active_children()
 
 
-def test_processes_end_with_a_benchmark_that_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("locked", ["", "endless._condition.acquire()"])  # as an interrupt may leave it
+def test_processes_end_with_a_benchmark_that_is_ended(tmp_path: Path, locked: str) -> None:
     script = tmp_path / "endless.py"
     script.write_text(
-        """
+        f"""
 import multiprocessing, sys, time
 from planner import processes
 from record import start
@@ -230,6 +231,7 @@ def main():
         endless = pool.submit(time.sleep, 1000)
         while not endless.running():
             time.sleep(0.01)
+        {locked}
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
         endless.result()
 
