@@ -67,8 +67,10 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
         memory, budget = show_distinct(device.memory_bytes, budget_bytes)
         warnings.warn(
             f"memory.device = {budget} is more than the {memory} of the {device.name}: a plan that "
-            "needs more than the GPU has cannot be loaded on it", RuntimeWarning, stacklevel=2,
-        )  # fmt: skip
+            "needs more than the GPU has cannot be loaded on it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     limits = Limits(
         budget_bytes, options.workspace_limit_bytes, options.workspace_total_bytes, host_bytes, lowered.peer_bytes,
         options.without, options.slowest_us,
@@ -114,6 +116,7 @@ def warn_without_room(plan: Plan, gpu: str) -> None:
         warnings.warn(
             f"the budget is all memory of the {device.name}, and the plan leaves less than 1 GB of it to a "
             "display and other programs"
-            f"{f': memory.device={recommended_gib:.1f}GiB leaves them 1 GB' if may_plan else ''}", RuntimeWarning,
+            f"{f': memory.device={recommended_gib:.1f}GiB leaves them 1 GB' if may_plan else ''}",
+            RuntimeWarning,
             stacklevel=2,
-        )  # fmt: skip
+        )

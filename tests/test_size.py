@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("mbc", "templates", "tests", "benchmarks")
 DATA = {".json", ".jsonl", ".md", ".txt", ".toml", ".csv", ".png", ".svg", ".npz", ".onnx", ".pyc", ".gz"}
-CEILING = 162_081
+CEILING = 162_084
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\{#.*?#\}", re.DOTALL)

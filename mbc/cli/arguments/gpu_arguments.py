@@ -126,8 +126,8 @@ def add_gpus(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "card", nargs="?", metavar="NAME",
-        help="show the figures of this GPU, their sources and the limits that plans use; takes what --gpu takes "
-        "except auto; with --json as a file for --gpu",
+        help="show the figures of this GPU, their sources and the limits that plans use; takes what --gpu takes; "
+        "with --json as a file for --gpu",
     )  # fmt: skip
     add_json(parser)
 
